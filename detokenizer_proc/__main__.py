@@ -1,0 +1,58 @@
+"""`python -m detokenizer_proc FD`: the detokenizer process, configured by the message on file descriptor FD."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+
+from detokenizer_proc.streams import Streams
+from engine.errors import EngineError
+from engine.ipc.board import State
+from engine.ipc.child import begin, until_stopped
+from engine.ipc.messages import Ready, Resend, StepOutput, ToDetokenizer
+from engine.ipc.sockets import Puller, Pusher, context
+from engine.tokenizer.load import load_tokenizer
+
+IDLE_WAIT_S = 0.25
+
+
+def main() -> int:
+    child, heartbeat, board, stop = begin(int(sys.argv[1]))
+    log = logging.getLogger(__name__)
+    ctx = context()
+    layout, hello = child.layout, child.hello()
+    try:
+        inbox: Puller[ToDetokenizer] = Puller(ctx, layout.address(child.name), ToDetokenizer, hello)
+        tokenizer = load_tokenizer(child.model)
+        streams = Streams(tokenizer.token_table(), tokenizer.special_ids, layout.num_fronts)
+        scheduler = Pusher(ctx, layout.address("scheduler 0"), hello)
+        fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
+        del tokenizer
+        gc.collect()
+        gc.freeze()
+        heartbeat.state(State.READY)
+        for front in fronts:
+            front.send(Ready(child.name, {}))
+        stopped = until_stopped(stop, board, child.config.http.drain_timeout)
+        while not stopped():
+            inbox.wait(IDLE_WAIT_S)
+            for message in inbox.drain():
+                if isinstance(message, StepOutput):
+                    streams.absorb(message)
+                elif isinstance(message, Resend):
+                    streams.resend(message)
+            outputs, stops = streams.take()
+            for front, output in outputs:
+                fronts[front].send(output)
+            for message in stops:
+                scheduler.send(message)
+            heartbeat.beat(streams.step, len(streams))
+    except EngineError as error:
+        log.error("event=fatal error=%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

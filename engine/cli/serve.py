@@ -1,0 +1,25 @@
+"""`engine-serve`: parse the options, start the processes, serve HTTP until told to stop."""
+
+from __future__ import annotations
+
+import sys
+
+from engine.cli.flags import parse
+from engine.errors import EngineError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; returns the process's exit status."""
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        # Everything heavier than the options is imported after them, so that --help and a typo answer at once.
+        from engine.cli.run import run
+
+        return run(config)
+    except EngineError as error:
+        print(f"engine-serve: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,406 @@
+"""EngineClient: the one async object that turns messages into streams; every face (HTTP, Python) uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import EngineError, InternalError, RemoteError, StartupError, UnavailableError
+from engine.ipc.board import Board, Heartbeat, State
+from engine.ipc.child import Layout
+from engine.ipc.messages import (
+    Abort,
+    ChatInput,
+    Ended,
+    Failed,
+    FrontOutput,
+    GenerateRequest,
+    Hello,
+    Ready,
+    Resend,
+    Stamps,
+    Stats,
+    StatsCall,
+    TextDelta,
+    TextInput,
+    ToFront,
+    TokenInput,
+    unpack_i32,
+)
+from engine.ipc.sockets import Puller, Pusher, context
+from engine.model_files.types import ModelFiles
+from engine.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+ClientState = Literal["starting", "ready", "draining", "restarting", "failed"]
+
+SCHEDULER_SILENCE_S = 5.0
+"""A scheduler whose heartbeat is older is taken for hung."""
+OTHERS_SILENCE_S = 30.0
+"""The same for tokenizers and detokenizer."""
+STATS_TIMEOUT_S = 10.0
+
+
+class Delta(msgspec.Struct):
+    """New output of one request; pieces that came while nobody read are merged."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Health(msgspec.Struct):
+    """What /health tells. `reason` is empty when ok."""
+
+    ok: bool
+    state: str
+    reason: str
+    processes: list[dict[str, object]]
+
+
+class Generation:
+    """One request in flight. Iterate it for its output; `close` it in any case."""
+
+    def __init__(self, client: EngineClient, request: int, attempt: int, label: str) -> None:
+        self.request = request
+        self.attempt = attempt
+        self.label = label
+        self.ended: Ended | None = None
+        self._client = client
+        self._error: EngineError | None = None
+        self._num_prompt_tokens: int | None = None
+        self._num_tokens = 0
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def accepted(self) -> int:
+        """Wait until the scheduler has queued the request; its prompt tokens. Raises EngineError if refused."""
+        while self._num_prompt_tokens is None and self._error is None and self.ended is None:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        return self._num_prompt_tokens or 0
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Yield output until the request has ended; raises EngineError if it ended with an error."""
+        while True:
+            if self._ids or self._text:
+                delta = Delta("".join(self._text), self._ids)
+                self._text, self._ids = [], []
+                yield delta
+            elif self._error is not None:
+                raise self._error
+            elif self.ended is not None:
+                return
+            else:
+                await self._wait()
+
+    def close(self) -> None:
+        """Let go of the request; aborts it if it has not ended."""
+        self._client.release(self)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the client tells it.
+
+    def on_accepted(self, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._wake()
+
+    def on_delta(self, delta: TextDelta) -> int | None:
+        """Take a delta; the index of the first missing token if some came not, else None."""
+        if delta.first_token > self._num_tokens:
+            return self._num_tokens
+        if delta.first_token < self._num_tokens:
+            return None  # here already
+        ids = unpack_i32(delta.token_ids).tolist()
+        self._num_tokens += len(ids)
+        self._ids.extend(ids)
+        if delta.text:
+            self._text.append(delta.text)
+        self._wake()
+        return None
+
+    def on_ended(self, ended: Ended) -> None:
+        if ended.num_tokens != self._num_tokens and ended.num_prompt_tokens:
+            log.error("event=output_lost request=%d have=%d of=%d", self.request, self._num_tokens, ended.num_tokens)
+            self._error = InternalError("A part of this request's output was lost.")
+        self.ended = ended
+        self._wake()
+
+    def on_error(self, error: EngineError) -> None:
+        self._error = error
+        self._wake()
+
+
+class EngineClient:
+    """Requests out, streams back. Belongs to one event loop; the supervisor attaches it to the processes."""
+
+    def __init__(self, config: EngineConfig, front: int = 0) -> None:
+        self.config = config
+        self.front = front
+        self.model: ModelFiles | None = None
+        self.state: ClientState = "starting"
+        self.reason = "starting"
+        self.created = int(time.time())
+        self.ready: dict[str, dict[str, str | int | float]] = {}
+        """Facts of the processes that have reported Ready since the last attach."""
+        self.on_ready: asyncio.Event = asyncio.Event()
+        """Set whenever a process reports Ready."""
+        self.fatal: StartupError | None = None
+        """A peer that does not belong to this start was refused."""
+        self._context = context()
+        self._layout: Layout | None = None
+        self._board: Board | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._puller: Puller[ToFront] | None = None
+        self._pushers: dict[str, Pusher] = {}
+        self._generations: dict[int, Generation] = {}
+        self._stats_calls: dict[int, asyncio.Future[Stats]] = {}
+        self._counter = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def attach(self, model: ModelFiles, layout: Layout, board: Board, hello: Hello) -> None:
+        """Bind this front's socket and connect to the processes of one start (they need not exist yet)."""
+        self.detach()
+        self.model = model
+        self._layout, self._board = layout, board
+        self._heartbeat = Heartbeat(board, self.front)
+        self.ready = {}
+        self._puller = Puller(self._context, layout.address(f"front {self.front}"), ToFront, hello)
+        for name in layout.processes:
+            if not name.startswith("front"):
+                self._pushers[name] = Pusher(self._context, layout.address(name), hello)
+        asyncio.get_running_loop().add_reader(self._puller.fd, self._on_readable)
+
+    def detach(self) -> None:
+        """Close the sockets of the last attach."""
+        if self._puller is not None:
+            asyncio.get_running_loop().remove_reader(self._puller.fd)
+            self._puller.close()
+            self._puller = None
+        for pusher in self._pushers.values():
+            pusher.close()
+        self._pushers.clear()
+        self._board = None
+        self._heartbeat = None
+
+    def close(self) -> None:
+        """Detach and end the ZeroMQ context."""
+        self.detach()
+        self._context.destroy(linger=0)
+
+    def mark_stopped(self) -> None:
+        """Tell the processes, through the board, that this front needs them no more."""
+        if self._heartbeat is not None:
+            self._heartbeat.state(State.STOPPED)
+
+    def fail_all(self, error: EngineError) -> None:
+        """End everything in flight with `error`."""
+        for generation in list(self._generations.values()):
+            generation.on_error(error)
+        self._generations.clear()
+        for call in self._stats_calls.values():
+            if not call.done():
+                call.set_exception(UnavailableError(str(error)))
+        self._stats_calls.clear()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._generations)
+
+    @property
+    def model_name(self) -> str:
+        """The served name."""
+        options = self.config.model
+        if options.served_model_name is not None:
+            return options.served_model_name
+        return self.model.name if self.model is not None else (options.model or "default")
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        facts = self.ready.get("scheduler 0", {})
+        return int(facts.get("max_len", 0))
+
+    def check_ready(self) -> None:
+        """Raise UnavailableError unless requests are taken now."""
+        if self.state != "ready":
+            raise UnavailableError(f"The server is {self.state}: {self.reason}.", retry_after_s=5)
+
+    def generate(
+        self,
+        source: ChatInput | TextInput | TokenInput,
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        label: str = "",
+    ) -> Generation:
+        """Send a request off. Raises UnavailableError unless ready, InvalidRequestError for impossible parameters."""
+        self.check_ready()
+        return self._send(source, sampling, stream=stream, label=label)
+
+    async def warm_up(self) -> None:
+        """One short request through every process, before `ready`."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        generation = self._send(TextInput("The capital city of France is"), sampling, stream=True, label="warm-up")
+        try:
+            async for _ in generation:
+                pass
+        finally:
+            generation.close()
+
+    def _send(
+        self, source: ChatInput | TextInput | TokenInput, sampling: SamplingParams, *, stream: bool, label: str
+    ) -> Generation:
+        assert self.model is not None
+        sampling.checked(self.model.config.vocab_size)
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+        self._counter += 1
+        number = self.front << 56 | self._counter
+        generation = Generation(self, number, 0, label)
+        request = GenerateRequest(
+            request=number,
+            attempt=0,
+            front=self.front,
+            label=label,
+            input=source,
+            sampling=sampling,
+            stream=stream,
+            output_ids=b"",
+            stamps=Stamps(arrived=time.monotonic_ns()),
+        )
+        self._generations[number] = generation
+        self._tokenizer_of(number).send(request)
+        return generation
+
+    def release(self, generation: Generation) -> None:
+        """Forget a request; if it is still running, have it aborted."""
+        if self._generations.pop(generation.request, None) is None:
+            return
+        if self._pushers:
+            self._tokenizer_of(generation.request).send(Abort(generation.request, generation.attempt))
+
+    def _tokenizer_of(self, number: int) -> Pusher:
+        """The tokenizer worker of a request; its abort takes the same way."""
+        return self._pushers[f"tokenizer {number % self.config.process.tokenizer_workers}"]
+
+    async def stats(self) -> Stats:
+        """The scheduler's counts. Raises UnavailableError if it does not answer."""
+        scheduler = self._pushers.get("scheduler 0")
+        if scheduler is None or self.state not in ("ready", "draining"):
+            raise UnavailableError(f"The server is {self.state}: {self.reason}.", retry_after_s=5)
+        self._counter += 1
+        call = self._counter
+        future: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats_calls[call] = future
+        scheduler.send(StatsCall(self.front, call))
+        try:
+            return await asyncio.wait_for(future, STATS_TIMEOUT_S)
+        except TimeoutError:
+            raise UnavailableError("The scheduler did not answer in time.", retry_after_s=5) from None
+        finally:
+            self._stats_calls.pop(call, None)
+
+    # -- health ---------------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """From the heartbeat board alone: nobody is asked."""
+        processes: list[dict[str, object]] = []
+        problems = []
+        if self._board is not None and self._layout is not None:
+            for index, name in enumerate(self._layout.processes):
+                if name.startswith("front"):
+                    continue
+                line = self._board.read(index)
+                up, age = line.state is State.READY, line.age_s
+                limit = SCHEDULER_SILENCE_S if name.startswith("scheduler") else OTHERS_SILENCE_S
+                if up and age > limit:
+                    problems.append(f"{name} has been silent for {age:.1f} s")
+                processes.append(
+                    {
+                        "name": name,
+                        "up": up,
+                        "heartbeat_age_s": round(age, 3) if up else None,
+                        "step": line.step,
+                        "at_work": line.work,
+                    }
+                )
+        reason = self.reason if self.state != "ready" else "; ".join(problems)
+        return Health(self.state == "ready" and not problems, self.state, reason, processes)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        """Take in what waits, in portions; ZeroMQ's descriptor is edge-triggered, so come back until it is empty."""
+        puller = self._puller
+        if puller is None:
+            return
+        try:
+            for message in puller.drain(limit=256):
+                self._receive(message)
+        except StartupError as error:
+            self.fatal = error
+            self.on_ready.set()
+        if puller.wait(0):
+            asyncio.get_running_loop().call_soon(self._on_readable)
+
+    def _receive(self, message: ToFront) -> None:
+        if isinstance(message, FrontOutput):
+            self._receive_output(message)
+        elif isinstance(message, Failed):
+            self._fail(message)
+        elif isinstance(message, Stats):
+            future = self._stats_calls.get(message.call)
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif isinstance(message, Ready):
+            self.ready[message.sender] = message.facts
+            self.on_ready.set()
+
+    def _receive_output(self, output: FrontOutput) -> None:
+        find = self._generations.get
+        for accepted in output.accepted:
+            if (generation := find(accepted.request)) is not None:
+                generation.on_accepted(accepted.num_prompt_tokens)
+        for delta in output.deltas:
+            generation = find(delta.request)
+            if generation is None or generation.attempt != delta.attempt:
+                continue
+            missing = generation.on_delta(delta)
+            if missing is not None:
+                self._pushers["detokenizer 0"].send(Resend(delta.request, delta.attempt, missing))
+        for ended in output.ended:
+            generation = find(ended.request)
+            if generation is not None and generation.attempt == ended.attempt:
+                del self._generations[ended.request]
+                generation.on_ended(ended)
+        for failed in output.failed:
+            self._fail(failed)
+
+    def _fail(self, failed: Failed) -> None:
+        generation = self._generations.get(failed.request)
+        if generation is not None and generation.attempt == failed.attempt:
+            del self._generations[failed.request]
+            generation.on_error(RemoteError(failed.error))

@@ -1,0 +1,133 @@
+"""What a child process is told at its start (msgpack on an inherited fd), and how it begins its life."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig, config_hash
+from engine.errors import StartupError
+from engine.ipc.board import Board, Heartbeat, State
+from engine.ipc.messages import Hello, schema_hash
+from engine.model_files.types import ModelFiles
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Names and places of one start: who exists and where everyone listens."""
+
+    run_dir: str
+    num_fronts: int
+    num_tokenizers: int
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Process names in board order."""
+        return (
+            *(f"front {i}" for i in range(self.num_fronts)),
+            "scheduler 0",
+            "detokenizer 0",
+            *(f"tokenizer {i}" for i in range(self.num_tokenizers)),
+        )
+
+    def address(self, name: str) -> str:
+        """ZeroMQ address the process listens on."""
+        return f"ipc://{self.run_dir}/{name.replace(' ', '-')}"
+
+    def board(self, *, create: bool = False) -> Board:
+        return Board(Path(self.run_dir) / "board", len(self.processes), create=create)
+
+
+class ChildConfig(msgspec.Struct, frozen=True):
+    """Everything a child needs."""
+
+    name: str
+    parent_pid: int
+    layout: Layout
+    config: EngineConfig
+    model: ModelFiles
+
+    def hello(self) -> Hello:
+        return Hello(self.name, schema_hash(), config_hash(self.config, self.model))
+
+
+def setup_logging(level: str, name: str) -> None:
+    """One line per event on stderr, key=value."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s {name}: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        force=True,
+    )
+
+
+def raise_file_limit() -> None:
+    """Lift RLIMIT_NOFILE to its hard limit: a thousand clients need more than the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; raise StartupError if it is dead already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise StartupError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent_pid:
+        raise StartupError("the parent process ended during start-up")
+
+
+class StopFlag:
+    """SIGTERM seen? The process works on until the front has stopped or its time is over."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, signum: int, frame: object) -> None:
+        self.asked = True
+
+
+def begin(fd: int) -> tuple[ChildConfig, Heartbeat, Board, StopFlag]:
+    """Read the config from `fd` and set up what every child has: signals, title, logs, limits, heartbeat."""
+    import setproctitle
+
+    stop = StopFlag()
+    with os.fdopen(fd, "rb") as pipe:
+        child = msgspec.msgpack.decode(pipe.read(), type=ChildConfig)
+    die_with_parent(child.parent_pid)
+    setproctitle.setproctitle(f"engine: {child.name}")
+    setup_logging(child.config.process.log_level, child.name)
+    raise_file_limit()
+    board = child.layout.board()
+    heartbeat = Heartbeat(board, child.layout.processes.index(child.name))
+    return child, heartbeat, board, stop
+
+
+def until_stopped(stop: StopFlag, board: Board, drain_timeout_s: float) -> Callable[[], bool]:
+    """A condition for a child's loop: SIGTERM came, and the front has stopped or its drain time is over.
+
+    A SIGTERM sent to the whole group must not end this process before the front has finished what runs.
+    """
+    deadline: float | None = None
+
+    def stopped() -> bool:
+        nonlocal deadline
+        if not stop.asked:
+            return False
+        if deadline is None:
+            deadline = time.monotonic() + drain_timeout_s + 5.0
+        return board.read(0).state is State.STOPPED or time.monotonic() > deadline
+
+    return stopped

@@ -1,0 +1,1 @@
+"""The HTTP face: an aiohttp application over one EngineClient."""

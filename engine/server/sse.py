@@ -1,0 +1,98 @@
+"""Server-sent events: framing, keep-alive comments, and an end for readers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from engine.server.keys import REQUEST_ID
+
+log = logging.getLogger("engine.server")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+STALLED_S = 60.0
+"""A reader that takes nothing for this long while our buffer is full loses the connection."""
+TIMER_STEP_S = 0.002
+"""Event loops round timers to milliseconds."""
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    # Asks nginx not to collect the stream.
+    "X-Accel-Buffering": "no",
+}
+
+
+def event(payload: bytes) -> bytes:
+    """One event of a JSON payload (encoders escape line breaks, so one data line is enough)."""
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream:
+    """One SSE response. `send` takes framed events; raises ConnectionError once the client is gone."""
+
+    def __init__(self, request: web.Request, keep_alive_s: float) -> None:
+        self.response = web.StreamResponse(headers=HEADERS)
+        self._request = request
+        self._keep_alive_s = keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._last_write = self._loop.time()
+        self._writing_since: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.response.prepare(self._request)
+        self._task = self._loop.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def send(self, events: bytes) -> None:
+        """Write framed events; waits while the reader's buffer is full."""
+        self._writing_since = self._loop.time()
+        await self.response.write(events)
+        self._writing_since = None
+        self._last_write = self._loop.time()
+
+    async def finish(self, events: bytes) -> None:
+        """Write the last events and the end of the body in one piece."""
+        self._writing_since = self._loop.time()
+        await self.response.write_eof(events)
+
+    async def _watch(self) -> None:
+        """Beside the writer: a comment where it is silent, the end where its reader stalls."""
+        wait_s = self._keep_alive_s
+        while True:
+            await asyncio.sleep(wait_s)
+            now = self._loop.time()
+            wait_s = self._keep_alive_s
+            if self._writing_since is not None:
+                if now - self._writing_since > STALLED_S:
+                    self._drop()
+                    return
+            elif (silence := now - self._last_write) < self._keep_alive_s - TIMER_STEP_S:
+                wait_s -= silence
+            elif self._all_sent():
+                # Nothing is buffered, so this write does not wait and comes between two events.
+                try:
+                    await self.send(KEEP_ALIVE)
+                except ConnectionError:
+                    return
+
+    def _all_sent(self) -> bool:
+        transport = self._request.transport
+        return transport is not None and transport.get_write_buffer_size() == 0
+
+    def _drop(self) -> None:
+        log.warning("event=reader_stalled request=%s seconds=%g", self._request[REQUEST_ID], STALLED_S)
+        if self._request.transport is not None:
+            self._request.transport.abort()

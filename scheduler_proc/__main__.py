@@ -1,0 +1,48 @@
+"""`python -m scheduler_proc FD`: the scheduler process, configured by the message on file descriptor FD."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+
+from engine.errors import EngineError
+from engine.ipc.board import State
+from engine.ipc.child import begin, until_stopped
+from engine.ipc.messages import Ready, ToScheduler
+from engine.ipc.sockets import Puller, Pusher, context
+from scheduler_proc.build import build
+from scheduler_proc.process import Scheduler
+
+
+def main() -> int:
+    child, heartbeat, board, stop = begin(int(sys.argv[1]))
+    ctx = context()
+    layout, hello = child.layout, child.hello()
+    try:
+        inbox: Puller[ToScheduler] = Puller(ctx, layout.address(child.name), ToScheduler, hello)
+        workload, device = build(child.config, child.model)
+        fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
+        detokenizer = Pusher(ctx, layout.address("detokenizer 0"), hello)
+        scheduler = Scheduler(workload, device, inbox, detokenizer, list(fronts), heartbeat, child.config.overlap_depth)
+        gc.collect()
+        gc.freeze()
+        heartbeat.state(State.READY)
+        facts: dict[str, str | int | float] = {
+            "pages": workload.pool.num_pages,
+            "page_size": workload.pool.page_size,
+            "max_len": workload.max_len,
+            "max_running_requests": workload.slots.num_slots,
+        }
+        for front in fronts:
+            front.send(Ready(child.name, facts))
+        scheduler.run(until_stopped(stop, board, child.config.http.drain_timeout))
+        device.close()
+    except EngineError as error:
+        logging.getLogger(__name__).error("event=fatal error=%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

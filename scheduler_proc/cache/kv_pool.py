@@ -1,0 +1,66 @@
+"""The memory of KV pages, and how many of them there are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+DEFAULT_TOKENS = 65_536
+"""Most tokens of KV that a CPU start takes unasked."""
+MEMORY_SHARE = 0.25
+"""Most of the available memory that a CPU start takes for KV unasked."""
+
+
+class KVPool:
+    """Per layer one tensor [num_pages, 2, page_size, num_kv_heads, head_dim]; index 0 of axis 1 is K, 1 is V."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_pages, 2, page_size, num_kv_heads, head_dim)
+        self.layers = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+
+    def fill(self, pages: torch.Tensor, value: float) -> None:
+        """Overwrite whole pages (int64 [m]) of every layer."""
+        for layer in self.layers:
+            layer[pages] = value
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU memory that the kernel hands out page by page as it is first written, at no cost before."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: the machine's available memory, or less by a cgroup's limit."""
+    available = psutil.virtual_memory().available
+    for limit_file, usage_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = Path(limit_file).read_text().strip(), Path(usage_file).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            available = min(available, max(int(limit) - int(usage), 0))
+    return available
+
+
+def default_tokens(bytes_per_token: int, page_size: int) -> int:
+    """Tokens of a CPU pool whose size nobody set; a whole number of pages, at least one."""
+    tokens = min(DEFAULT_TOKENS, int(available_memory() * MEMORY_SHARE) // bytes_per_token)
+    return max(tokens // page_size, 1) * page_size

@@ -1,0 +1,157 @@
+"""Linear layers: fused from parts, sharded at load, stored and applied by a quantisation method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import KernelSet
+from scheduler_proc.layers.target import LoadTarget, Shard
+
+Split = Literal["out", "in", "none"]
+
+
+class LinearMethod(Protocol):
+    """How a linear layer's weight is stored and applied. Sizes are this process's shard's."""
+
+    def create(
+        self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Allocate the layer's parameters."""
+        ...
+
+    def load(self, params: Mapping[str, Tensor], name: str, rows: slice, tensor: Tensor) -> None:
+        """Store `tensor`, the checkpoint's parameter `name`, already cut to this shard, in output rows `rows`."""
+        ...
+
+    def apply(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """`[num_tokens, in_dim] -> [num_tokens, out_dim]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unquantised:
+    """Weight `[out_dim, in_dim]` and bias `[out_dim]` in the model's dtype."""
+
+    kernels: KernelSet
+
+    def create(
+        self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        params = {"weight": torch.empty(out_dim, in_dim, device=device, dtype=dtype)}
+        if bias:
+            params["bias"] = torch.zeros(out_dim, device=device, dtype=dtype)
+        return params
+
+    def load(self, params: Mapping[str, Tensor], name: str, rows: slice, tensor: Tensor) -> None:
+        params[name][rows].copy_(tensor)
+
+    def apply(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.kernels.linear(x, params["weight"], params.get("bias"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One checkpoint projection inside a fused layer: `units` blocks of `unit_size` output rows.
+
+    Sharding by output cuts between units (heads). With fewer units than shards, neighbouring shards hold the same unit.
+    """
+
+    name: str
+    units: int
+    unit_size: int
+
+    @property
+    def out_dim(self) -> int:
+        return self.units * self.unit_size
+
+    def rows(self, shard: Shard) -> slice:
+        """The rows of the whole projection that `shard` holds."""
+        if self.units >= shard.size:
+            if self.units % shard.size:
+                raise ValueError(f"{self.name}: {self.units} units cannot be split over {shard.size} processes")
+            count = self.units // shard.size
+            start = shard.rank * count
+        else:
+            if shard.size % self.units:
+                raise ValueError(f"{self.name}: {self.units} units cannot be spread over {shard.size} processes")
+            count, start = 1, shard.rank * self.units // shard.size
+        return slice(start * self.unit_size, (start + count) * self.unit_size)
+
+
+class Linear:
+    """`y = x @ weight.T + bias`, possibly several projections of one input fused along the output.
+
+    split `out` cuts every part's output between the processes, `in` cuts the input (each process then holds a partial
+    sum and only rank 0 the bias), `none` keeps the layer whole everywhere.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Part],
+        in_dim: int,
+        *,
+        bias: bool,
+        split: Split,
+        method: LinearMethod,
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        if split == "in" and in_dim % shard.size:
+            raise ValueError(f"{name}: {in_dim} inputs cannot be split over {shard.size} processes")
+        self.name = name
+        self._parts = tuple(parts)
+        self._in_dim = in_dim
+        self._bias = bias
+        self._split: Split = split
+        self._method = method
+        self._shard = shard
+        whole = Shard()
+        self._source = {p.name: p.rows(shard if split == "out" else whole) for p in parts}
+        sizes = [rows.stop - rows.start for rows in self._source.values()]
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        self._place = {p.name: slice(end - size, end) for p, size, end in zip(parts, sizes, ends, strict=True)}
+        local_in = in_dim // shard.size if split == "in" else in_dim
+        self._params = method.create(sum(sizes), local_in, bias, device, dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[num_tokens, in_dim] -> [num_tokens, sum of the parts' out_dim]` (this shard's)."""
+        return self._method.apply(self._params, x)
+
+    @property
+    def out_sizes(self) -> tuple[int, ...]:
+        """Output size of each part on this shard, in the order of the parts."""
+        return tuple(rows.stop - rows.start for rows in self._place.values())
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {f"{self.name}.{key}": tensor for key, tensor in self._params.items()}
+
+    def targets(self, prefix: str) -> dict[str, LoadTarget]:
+        """What to load, named `{prefix}.{part}.weight` and `{prefix}.{part}.bias`."""
+        found: dict[str, LoadTarget] = {}
+        for part in self._parts:
+            weight = (part.out_dim, self._in_dim)
+            found[f"{prefix}.{part.name}.weight"] = LoadTarget(weight, partial(self._load_weight, part.name))
+            if self._bias:
+                found[f"{prefix}.{part.name}.bias"] = LoadTarget((part.out_dim,), partial(self._load_bias, part.name))
+        return found
+
+    def _load_weight(self, part: str, tensor: Tensor) -> None:
+        tensor = tensor[self._source[part]]
+        if self._split == "in":
+            count = self._in_dim // self._shard.size
+            tensor = tensor[:, self._shard.rank * count : (self._shard.rank + 1) * count]
+        self._method.load(self._params, "weight", self._place[part], tensor)
+
+    def _load_bias(self, part: str, tensor: Tensor) -> None:
+        if self._split == "in" and self._shard.rank:
+            # The partial sums are added up: the bias must count once.
+            tensor = torch.zeros_like(tensor)
+        self._method.load(self._params, "bias", self._place[part], tensor[self._source[part]])

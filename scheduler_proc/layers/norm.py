@@ -1,0 +1,38 @@
+"""RMS normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import KernelSet
+from scheduler_proc.layers.target import LoadTarget
+
+
+class RmsNorm:
+    """RMS norm over the last dimension, with a weight `[dim]`; whole on every process."""
+
+    def __init__(
+        self, name: str, dim: int, eps: float, *, kernels: KernelSet, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.name = name
+        self.weight = torch.ones(dim, device=device, dtype=dtype)
+        self._eps = eps
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[..., dim] -> [..., dim]`."""
+        return self._kernels.rms_norm(x, self.weight, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """`(norm(x + residual), x + residual)`; neither argument may be read afterwards."""
+        return self._kernels.add_rms_norm(x, residual, self.weight, self._eps)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {f"{self.name}.weight": self.weight}
+
+    def targets(self) -> dict[str, LoadTarget]:
+        return {f"{self.name}.weight": LoadTarget(tuple(self.weight.shape), self._load, is_norm=True)}
+
+    def _load(self, tensor: Tensor) -> None:
+        self.weight.copy_(tensor)

@@ -1,0 +1,27 @@
+"""Where a checkpoint's tensors go: the contract between layers, which know their shards, and weight loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's share of a model split over `size` processes (tensor parallel)."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """One tensor a layer wants. `load` takes the whole tensor, on the host, and keeps this process's shard of it."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor, before sharding."""
+    load: Callable[[Tensor], object]
+    is_norm: bool = False
+    """A norm's weight, neutral at 1 rather than 0."""

@@ -1,0 +1,104 @@
+"""The step, as data: what the planner asks of a device (StepPlan) and what comes back (StepResult).
+
+Everything is an extend: row i adds q_lens[i] tokens to its context. Rows are indices into slots. Decode rows come
+first and take their input token from the device's own slots; the other rows bring tokens from the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+
+class Joins(msgspec.Struct, frozen=True):
+    """Slots that begin a new occupant in this step, with the device's share of its state; all arrays [m]."""
+
+    slots: np.ndarray
+    """int32"""
+    context_lens: np.ndarray
+    """int32: tokens whose KV is already in the slot's pages."""
+    temperature: np.ndarray
+    """float32"""
+    top_p: np.ndarray
+    """float32"""
+    top_k: np.ndarray
+    """int32, -1 = off"""
+    min_p: np.ndarray
+    """float32"""
+    seeds: np.ndarray
+    """int64"""
+
+
+class PageUpdates(msgspec.Struct, frozen=True):
+    """Page-table entries that change before this step: table[slots[i], columns[i]] = pages[i]; int32 [m]."""
+
+    slots: np.ndarray
+    columns: np.ndarray
+    pages: np.ndarray
+
+
+class StepPlan(msgspec.Struct):
+    """One step. Arrays are the plan's own: nobody changes them after launch."""
+
+    step: int
+    rows: np.ndarray
+    """int32 [n]: slots, decode rows first."""
+    num_decode: int
+    """Rows [0, num_decode) add one token, the one their slot sampled last."""
+    q_lens: np.ndarray
+    """int32 [n]: tokens each row adds."""
+    kv_lens: np.ndarray
+    """int32 [n]: length including this step's tokens; an upper bound under speculation."""
+    tokens: np.ndarray
+    """int32 [sum(q_lens[num_decode:])]: host tokens of the other rows, row after row."""
+    sample: np.ndarray
+    """bool [n]: rows whose last position gives a token; decode rows always do."""
+    all_greedy: bool
+    needs_filter: bool
+    """Some sampling row uses top_k, top_p or min_p."""
+    rows_version: int
+    """Equal in two plans only if their rows are equal and all decode: a device may keep what it derived."""
+    joins: Joins | None
+    pages: PageUpdates | None
+
+
+class StepResult(msgspec.Struct):
+    """What a step produced, in the order of its plan's rows."""
+
+    tokens: np.ndarray
+    """int32 [n, K]; K = 1 without drafting."""
+    counts: np.ndarray
+    """int32 [n]: how many of the row's tokens are valid; 0 where the row did not sample."""
+    failed: np.ndarray | None
+    """bool [n]: rows whose logits held NaN; None = no row."""
+
+
+class Handle(msgspec.Struct, eq=False):
+    """A launched step. `done` and `result` serve devices that work beside the loop."""
+
+    plan: StepPlan
+    done: threading.Event | None = None
+    result: StepResult | Exception | None = None
+
+
+class Device(Protocol):
+    """Runs plans in launch order. Implementations: cpu, null, delayed."""
+
+    def launch(self, plan: StepPlan) -> Handle:
+        """Start a step; never waits for its results."""
+        ...
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Wait for the step's results; raises what the step raised."""
+        ...
+
+    def pages_freed(self, pages: np.ndarray) -> None:
+        """These pages (int32 [m]) belong to nobody now; `delayed` poisons them."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and memory."""
+        ...

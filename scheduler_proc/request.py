@@ -1,0 +1,37 @@
+"""One request inside the scheduler: what is fixed about it; what changes every step lives in slots."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from engine.ipc.messages import Stamps
+from engine.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, eq=False):
+    """A waiting or running request."""
+
+    request: int
+    attempt: int
+    front: int
+    label: str
+    prompt_ids: np.ndarray
+    """int32 [prompt_len]"""
+    output_ids: np.ndarray
+    """int32: output known before it (re)joined the batch: from a resumed request or from retraction."""
+    sampling: SamplingParams
+    stream: bool
+    max_output: int
+    """Output tokens after which it ends by length."""
+    stamps: Stamps
+    slot: int = -1
+    """Index into slots while running, else -1."""
+    num_retractions: int = 0
+    started: bool = False
+    """Its first token of this attempt was reported."""
+
+    @property
+    def num_known(self) -> int:
+        """Tokens to prefill before the next one can be sampled."""
+        return len(self.prompt_ids) + len(self.output_ids)

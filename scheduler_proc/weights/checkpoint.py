@@ -1,0 +1,22 @@
+"""What every checkpoint format gives the loader: its tensors, known by header and readable one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """One tensor of a checkpoint file, not yet read."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Row-major, as torch will hold it."""
+    file: str
+    size_bytes: int
+    """Bytes in the file."""
+    read: Callable[[], Tensor]
+    """Reads the tensor on the host. Raises ModelFileError naming tensor and file."""

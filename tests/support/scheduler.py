@@ -1,0 +1,155 @@
+"""A scheduler inside the test process: fake inbox and outlets, any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from engine.ipc.board import Board, Heartbeat
+from engine.ipc.messages import (
+    Finish,
+    Stamps,
+    StepOutput,
+    Stop,
+    TokenizedRequest,
+    pack_i32,
+    unpack_i32,
+    unpack_u64,
+)
+from engine.sampling import SamplingParams
+from scheduler_proc.cache.page_pool import PagePool
+from scheduler_proc.plan import Device
+from scheduler_proc.planner import Planner
+from scheduler_proc.process import Scheduler
+from scheduler_proc.slots import Slots
+from scheduler_proc.worker.null import NullDevice
+from scheduler_proc.workload import GenerateWorkload
+
+VOCAB = 1000
+
+
+class ListInbox:
+    """Messages a test puts in."""
+
+    def __init__(self) -> None:
+        self.messages: list = []
+
+    def drain(self, limit: int = 4096) -> Iterator:
+        messages, self.messages = self.messages, []
+        yield from messages
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self.messages)
+
+
+class Outlet:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list = []
+
+    def send(self, message: object) -> None:
+        self.messages.append(message)
+
+
+class Harness:
+    """A scheduler and the answers it gave, by request number."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        *,
+        device: Device | None = None,
+        num_slots: int = 8,
+        max_len: int = 256,
+        page_size: int = 16,
+        num_pages: int = 64,
+        step_tokens: int = 64,
+        depth: int = 0,
+        eos_ids: tuple[int, ...] = (2,),
+        vocab_size: int = VOCAB,
+        confirm_holds: bool = True,
+    ) -> None:
+        self.device = device or NullDevice(vocab_size)
+        self.pool = PagePool(num_pages, page_size, self.device.pages_freed)
+        longest = min(max_len, num_pages * page_size)
+        self.slots = Slots(num_slots, longest, page_size, len(eos_ids))
+        self.planner = Planner(self.slots, self.pool, step_tokens, eos_ids)
+        self.workload = GenerateWorkload(
+            self.slots, self.pool, self.planner, vocab_size=vocab_size, context_length=max_len
+        )
+        board = Board(tmp_path / "board", 4, create=True)
+        self.inbox, self.outlet, self.front = ListInbox(), Outlet(), Outlet()
+        self.scheduler = Scheduler(
+            self.workload, self.device, self.inbox, self.outlet, [self.front], Heartbeat(board, 1), depth
+        )
+        self.confirm_holds = confirm_holds
+        self.tokens: dict[int, list[int]] = {}
+        self.finish: dict[int, Finish] = {}
+        self.errors: dict[int, object] = {}
+        self._read = 0
+
+    def add(
+        self,
+        number: int,
+        prompt: list[int] | int,
+        *,
+        attempt: int = 0,
+        output: tuple[int, ...] = (),
+        **sampling: object,
+    ) -> None:
+        ids = list(range(3, 3 + prompt)) if isinstance(prompt, int) else prompt
+        params = SamplingParams(**{"temperature": 0.0, "seed": 1, "ignore_eos": True, **sampling})
+        self.inbox.messages.append(
+            TokenizedRequest(number, attempt, 0, f"r{number}", pack_i32(ids), params, True, pack_i32(output), Stamps())
+        )
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.scheduler.turn()
+            self._take_in()
+
+    def run(self, limit: int = 10_000) -> int:
+        """Turn until nothing is left; returns the number of turns."""
+        for turns in range(limit):
+            if self.scheduler.idle and not self.inbox.messages:
+                assert self.workload.audit() == []
+                return turns
+            self.turn()
+        raise AssertionError(f"not idle after {limit} turns")
+
+    def _take_in(self) -> None:
+        for output in self.outlet.messages[self._read :]:
+            assert isinstance(output, StepOutput)
+            batch = output.tokens
+            start = 0
+            ids = unpack_i32(batch.tokens)
+            rows = zip(
+                unpack_u64(batch.requests).tolist(),
+                unpack_i32(batch.attempts).tolist(),
+                unpack_i32(batch.first_token).tolist(),
+                unpack_i32(batch.counts).tolist(),
+                batch.finish,
+                batch.held,
+                strict=True,
+            )
+            for number, attempt, first, count, finish, held in rows:
+                got = self.tokens.setdefault(number, [])
+                assert number not in self.finish, "output after the end"
+                assert first <= len(got) or attempt > 0
+                got[first:] = ids[start : start + count].tolist()
+                start += count
+                if finish:
+                    self.finish[number] = Finish(finish)
+                    if held and self.confirm_holds:
+                        self.inbox.messages.append(Stop(number, attempt, len(got)))
+            for failed in output.failed:
+                self.errors[failed.request] = failed.error
+        self._read = len(self.outlet.messages)
+
+
+def expected_null_tokens(prompt_len: int, count: int, vocab_size: int = VOCAB) -> list[int]:
+    """What NullDevice gives after a prompt of this length."""
+    return [int(token) for token in (np.arange(prompt_len, prompt_len + count) * 31) % vocab_size]

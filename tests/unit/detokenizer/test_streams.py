@@ -1,0 +1,189 @@
+"""Streams: step outputs in, deltas, ends, stops and resends out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detokenizer_proc.streams import UNSTREAMED_EVERY, Streams
+from engine.errors import ErrorInfo
+from engine.ipc.messages import (
+    Failed,
+    Finish,
+    FrontOutput,
+    Opened,
+    Resend,
+    Stamps,
+    Started,
+    StepOutput,
+    Stop,
+    TokenBatch,
+    pack_i32,
+    unpack_i32,
+)
+
+TABLE = [bytes([value]) for value in range(256)]
+
+
+def opened(
+    request: int, *, stop: tuple[str, ...] = (), stream: bool = True, output: str = "", attempt: int = 0
+) -> Opened:
+    return Opened(request, attempt, 0, stream, 7, stop, True, pack_i32(list(output.encode())), Stamps())
+
+
+def step(
+    *rows: tuple[int, int, str, Finish], opens: tuple[Opened, ...] = (), held: int = 0, attempt: int = 0
+) -> StepOutput:
+    """Rows of (request, first token, text of one-byte tokens, finish)."""
+    tokens = [list(text.encode()) for _, _, text, _ in rows]
+    batch = TokenBatch(
+        np.array([row[0] for row in rows], "<u8").tobytes(),
+        pack_i32([attempt] * len(rows)),
+        pack_i32([row[1] for row in rows]),
+        pack_i32([len(ids) for ids in tokens]),
+        pack_i32([token for ids in tokens for token in ids]),
+        bytes(row[3] for row in rows),
+        bytes([held] * len(rows)),
+    )
+    return StepOutput(1, list(opens), [], batch, [], 0)
+
+
+def one(streams: Streams) -> tuple[FrontOutput, list]:
+    outputs, to_scheduler = streams.take()
+    assert len(outputs) <= 1
+    return (outputs[0][1] if outputs else FrontOutput(0, [], [], [], [])), to_scheduler
+
+
+def make() -> Streams:
+    return Streams(TABLE, frozenset({0}), 1)
+
+
+def test_a_stream_is_accepted_flows_and_ends() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1),)))
+    output, _ = one(streams)
+    assert output.accepted[0].num_prompt_tokens == 7
+    begun = step((1, 0, "a", Finish.NONE))
+    begun.started = [Started(1, 0, 5, Stamps(first_token=9))]
+    streams.absorb(begun)
+    streams.absorb(step((1, 1, "bc", Finish.LENGTH)))
+    output, to_scheduler = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "abc"
+    (ended,) = output.ended
+    assert (ended.finish, ended.num_tokens, ended.cached_tokens, ended.stamps.first_token) == (Finish.LENGTH, 3, 5, 9)
+    assert to_scheduler == []
+    assert len(streams) == 0
+
+
+def test_a_stop_string_ends_the_text_and_tells_the_scheduler() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "xyEN", Finish.NONE), opens=(opened(1, stop=("END",)),)))
+    streams.absorb(step((1, 4, "Dmore", Finish.NONE)))
+    streams.absorb(step((1, 9, "late", Finish.NONE)))
+    output, to_scheduler = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "xy"
+    (ended,) = output.ended
+    assert (ended.finish, ended.stop_reason, ended.num_tokens) == (Finish.STOP_STRING, "END", 5)
+    assert to_scheduler == [Stop(1, 0, 5)]
+    assert sum(len(unpack_i32(delta.token_ids)) for delta in output.deltas) == 5
+
+
+def test_a_held_end_is_confirmed_and_held_text_comes_out() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "abEN", Finish.LENGTH), opens=(opened(1, stop=("END",)),), held=1))
+    output, to_scheduler = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "abEN"
+    assert output.ended[0].finish is Finish.LENGTH
+    assert to_scheduler == [Stop(1, 0, 4)]
+
+
+def test_the_earliest_end_wins_over_a_later_length() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "aENDb", Finish.LENGTH), opens=(opened(1, stop=("END",)),), held=1))
+    output, to_scheduler = one(streams)
+    assert output.ended[0].finish is Finish.STOP_STRING
+    assert output.ended[0].num_tokens == 4
+    assert to_scheduler == [Stop(1, 0, 4)]
+
+
+def test_the_stop_token_is_counted_but_not_shown() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "ab!", Finish.STOP_TOKEN), opens=(opened(1),)))
+    output, _ = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "ab"
+    assert (output.ended[0].num_tokens, output.ended[0].stop_reason) == (3, ord("!"))
+
+
+def test_doubled_tokens_are_dropped_and_a_gap_is_asked_for() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "abc", Finish.NONE), opens=(opened(1),)))
+    streams.absorb(step((1, 1, "bcd", Finish.NONE)))
+    streams.absorb(step((1, 6, "g", Finish.NONE)))
+    output, to_scheduler = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "abcd"
+    assert to_scheduler == [Resend(1, 0, 4)]
+    streams.absorb(step((1, 4, "efg", Finish.LENGTH)))
+    output, _ = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "efg"
+
+
+def test_a_front_can_ask_again() -> None:
+    streams = make()
+    streams.absorb(step((1, 0, "ab", Finish.NONE), opens=(opened(1),)))
+    streams.absorb(step((1, 2, "cd", Finish.NONE)))
+    one(streams)
+    streams.resend(Resend(1, 0, 2))
+    output, _ = one(streams)
+    assert [(delta.first_token, delta.text) for delta in output.deltas] == [(2, "cd")]
+
+
+def test_a_resumed_request_goes_on_where_its_text_was() -> None:
+    euro = "€".encode()
+    streams = make()
+    resumed = opened(1, stop=("END",), attempt=1)
+    resumed.output_ids = pack_i32(list(b"xEN" + euro[:2]))
+    streams.absorb(step((1, 5, "", Finish.NONE), opens=(resumed,), attempt=1))
+    batch = step((1, 5, "?", Finish.NONE), attempt=1)
+    batch.tokens.tokens = pack_i32([euro[2]])
+    streams.absorb(batch)
+    output, _ = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "EN€"
+    assert output.deltas[0].first_token == 5
+
+
+def test_output_of_an_earlier_attempt_is_ignored() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1, attempt=2),)))
+    streams.absorb(step((1, 0, "old", Finish.NONE), attempt=1))
+    output, _ = one(streams)
+    assert output.deltas == []
+
+
+def test_an_unstreamed_request_costs_few_messages() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1, stream=False),)))
+    one(streams)
+    deltas = 0
+    for index in range(UNSTREAMED_EVERY * 2):
+        streams.absorb(step((1, index, "a", Finish.NONE)))
+        deltas += len(one(streams)[0].deltas)
+    assert deltas == 2
+
+
+def test_errors_reach_the_front_that_opened_the_request() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1),)))
+    failing = step()
+    failing.failed = [Failed(1, 0, -1, ErrorInfo(500, "internal_error", "x"))]
+    streams.absorb(failing)
+    output, _ = one(streams)
+    assert output.failed[0].front == 0
+    assert len(streams) == 0
+
+
+def test_a_character_cut_by_the_end_becomes_one_mark() -> None:
+    streams = make()
+    batch = step((1, 0, "abc", Finish.LENGTH), opens=(opened(1),))
+    batch.tokens.tokens = pack_i32([97, *"€".encode()[:2]])
+    streams.absorb(batch)
+    output, _ = one(streams)
+    assert "".join(delta.text for delta in output.deltas) == "a�"

@@ -1,0 +1,93 @@
+"""Host cost by counts, not time: a steady step costs the same calls at batch 8 and 64, and one message."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from engine.ipc.messages import unpack_u64
+from tests.support.scheduler import Harness
+
+STEADY_STEPS = 48
+
+
+def steady(tmp_path: Path, batch: int, depth: int) -> Harness:
+    """A batch that only decodes from here on, past its first steps."""
+    harness = Harness(tmp_path, depth=depth, num_slots=64, num_pages=2048, max_len=512, step_tokens=4096, page_size=16)
+    for number in range(1, batch + 1):
+        harness.add(number, 16, max_tokens=200)
+    for _ in range(8):
+        harness.scheduler.turn()
+    return harness
+
+
+def profile(harness: Harness) -> tuple[Counter[str], int, int]:
+    """Calls by kind and name, net allocated blocks, and messages of STEADY_STEPS turns."""
+    calls: Counter[str] = Counter()
+
+    def count(frame: object, event: str, arg: object) -> None:
+        if event == "call":
+            calls["py " + frame.f_code.co_qualname] += 1  # type: ignore[attr-defined]
+        elif event == "c_call":
+            calls["c " + getattr(arg, "__name__", "?")] += 1
+
+    messages = len(harness.outlet.messages)
+    harness.outlet.messages.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        blocks = sys.getallocatedblocks()
+        sys.setprofile(count)
+        for _ in range(STEADY_STEPS):
+            harness.scheduler.turn()
+        sys.setprofile(None)
+        sent = len(harness.outlet.messages)
+        harness.outlet.messages.clear()
+        grown = sys.getallocatedblocks() - blocks
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert messages >= 0
+    return calls, grown, sent
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_calls_of_a_steady_step_do_not_depend_on_the_batch(tmp_path: Path, depth: int) -> None:
+    results = {}
+    for batch in (8, 64):
+        folder = tmp_path / str(batch)
+        folder.mkdir()
+        results[batch] = profile(steady(folder, batch, depth))
+    small, large = results[8], results[64]
+    assert small[0] == large[0]
+    assert abs(small[1] - large[1]) <= STEADY_STEPS  # dictionaries of counters may resize; no block per row
+    assert small[2] == large[2] == STEADY_STEPS
+
+
+def test_a_step_sends_one_message_for_all_rows(tmp_path: Path) -> None:
+    harness = steady(tmp_path, 64, 0)
+    harness.outlet.messages.clear()
+    harness.scheduler.turn()
+    (message,) = harness.outlet.messages
+    assert len(unpack_u64(message.tokens.requests)) == 64
+
+
+def test_a_steady_step_uploads_nothing_between_reservations(tmp_path: Path) -> None:
+    harness = steady(tmp_path, 8, 0)
+    plans = []
+    launch = harness.device.launch
+
+    def spy(plan: object) -> object:
+        plans.append(plan)
+        return launch(plan)  # type: ignore[arg-type]
+
+    harness.device.launch = spy  # type: ignore[method-assign,assignment]
+    for _ in range(32):
+        harness.scheduler.turn()
+    assert sum(plan.pages is not None for plan in plans) == 2
+    assert all(plan.joins is None for plan in plans)
+    assert len({plan.rows_version for plan in plans}) == 1

@@ -1,0 +1,105 @@
+"""`python -m tokenizer_proc FD`: one tokenizer process, configured by the message on file descriptor FD."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from pathlib import Path
+
+from engine.errors import EngineError, ModelFileError
+from engine.ipc.board import State
+from engine.ipc.child import ChildConfig, begin, until_stopped
+from engine.ipc.messages import (
+    Abort,
+    Ended,
+    Failed,
+    Finish,
+    FrontOutput,
+    GenerateRequest,
+    Ready,
+    TokenizedRequest,
+    ToTokenizer,
+)
+from engine.ipc.sockets import Puller, Pusher, context
+from engine.tokenizer.chat_template import ChatTemplate
+from engine.tokenizer.load import load_tokenizer
+from tokenizer_proc.encoder import Encoder
+
+IDLE_WAIT_S = 0.25
+
+
+def build_encoder(child: ChildConfig) -> Encoder:
+    """The tokenizer, and the chat template from --chat-template or the model."""
+    tokenizer = load_tokenizer(child.model)
+    source = tokenizer.chat_template
+    path = child.config.model.chat_template
+    if path is not None:
+        try:
+            source = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFileError(f"--chat-template {path} cannot be read: {error}") from error
+    template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+    limit = child.config.model.context_length or child.model.config.max_position
+    return Encoder(tokenizer, template, limit, child.model.name)
+
+
+def cancel(messages: list[ToTokenizer]) -> tuple[list[GenerateRequest], list[Abort], list[GenerateRequest]]:
+    """Split a batch into requests, aborts for requests that went on earlier, and requests aborted right here."""
+    aborts = {(m.request, m.attempt): m for m in messages if isinstance(m, Abort)}
+    requests, cancelled = [], []
+    for message in messages:
+        if isinstance(message, GenerateRequest):
+            if aborts.pop((message.request, message.attempt), None) is None:
+                requests.append(message)
+            else:
+                cancelled.append(message)
+    return requests, list(aborts.values()), cancelled
+
+
+def aborted(request: GenerateRequest) -> FrontOutput:
+    """What the front hears of a request that was cancelled here."""
+    ended = Ended(request.request, request.attempt, Finish.ABORT, None, 0, 0, 0, request.stamps)
+    return FrontOutput(0, [], [], [ended], [])
+
+
+def main() -> int:
+    child, heartbeat, board, stop = begin(int(sys.argv[1]))
+    ctx = context()
+    layout, hello = child.layout, child.hello()
+    try:
+        inbox: Puller[ToTokenizer] = Puller(ctx, layout.address(child.name), ToTokenizer, hello)
+        encoder = build_encoder(child)
+        scheduler = Pusher(ctx, layout.address("scheduler 0"), hello)
+        fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
+        gc.collect()
+        gc.freeze()
+        heartbeat.state(State.READY)
+        for front in fronts:
+            front.send(Ready(child.name, {}))
+        stopped = until_stopped(stop, board, child.config.http.drain_timeout)
+        num_done = 0
+        while not stopped():
+            inbox.wait(IDLE_WAIT_S)
+            requests, aborts, cancelled = cancel(list(inbox.drain()))
+            for request in cancelled:
+                fronts[request.front].send(aborted(request))
+            for abort in aborts:
+                scheduler.send(abort)
+            heartbeat.beat(num_done, len(requests))
+            for result in encoder.encode(requests):
+                if isinstance(result, TokenizedRequest):
+                    scheduler.send(result)
+                else:
+                    request, error = result
+                    fronts[request.front].send(Failed(request.request, request.attempt, request.front, error))
+            num_done += len(requests)
+            heartbeat.beat(num_done, 0)
+    except EngineError as error:
+        logging.getLogger(__name__).error("event=fatal error=%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
