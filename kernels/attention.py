@@ -106,23 +106,26 @@ def _groups(batch: AttentionBatch, kv: Tensor, window: int | None) -> tuple[_Gro
         return known
     if strides[0] % strides[2] or strides[1] % strides[2]:
         raise ValueError(f"page and key/value strides must be multiples of the token stride, got {strides}")
-    groups = tuple(_prepare(batch, rows, q_len, ctx, strides, window) for rows, q_len, ctx in _split_rows(batch))
+    calls = _split_rows(batch, exact=batch.kv_lens.device.type == "cpu")
+    groups = tuple(_prepare(batch, rows, q_len, ctx, strides, window) for rows, q_len, ctx in calls)
     batch.memo[key] = groups
     return groups
 
 
-def _split_rows(batch: AttentionBatch) -> list[tuple[np.ndarray, int, int]]:
-    """(row numbers, query length, bound of the context) of each dense call; loops over groups, never over rows."""
+def _split_rows(batch: AttentionBatch, exact: bool) -> list[tuple[np.ndarray, int, int]]:
+    """(row numbers, query length, bound of the context) of each dense call; loops over groups, never over rows.
+
+    exact: kv_lens may be read here; on a device that would wait for the step before.
+    """
     q_lens = np.asarray(batch.q_lens)
-    on_host = batch.kv_lens.device.type == "cpu"
-    if on_host:
+    if exact:
         kv_lens = batch.kv_lens.numpy()
         # Contexts within a factor of two share a call, so padding at most doubles the work.
         sizes = np.ceil(np.log2(np.maximum(kv_lens, _SMALL_CONTEXT))).astype(np.int64)
     else:
         kv_lens = np.full(len(q_lens), batch.max_kv_len, dtype=np.int64)
         sizes = np.zeros(len(q_lens), dtype=np.int64)
-    limit = _MAX_GATHER_CPU if on_host else _MAX_GATHER_DEVICE
+    limit = _MAX_GATHER_CPU if exact else _MAX_GATHER_DEVICE
     calls: list[tuple[np.ndarray, int, int]] = []
     keys = q_lens.astype(np.int64) * 64 + sizes
     for value in np.unique(keys):

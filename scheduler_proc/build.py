@@ -51,7 +51,9 @@ def build(config: EngineConfig, model: ModelFiles) -> tuple[GenerateWorkload, De
     longest = min(context_length(config, model), pool.num_pages * pool.page_size)
     slots = Slots(options.max_running_requests, longest, options.page_size, len(model.config.eos_ids))
     planner = Planner(slots, pool, options.chunked_prefill_size, model.config.eos_ids)
-    workload = GenerateWorkload(slots, pool, planner, vocab_size=model.config.vocab_size, context_length=longest)
+    workload = GenerateWorkload(
+        slots, pool, planner, vocab_size=model.config.vocab_size, context_length=context_length(config, model)
+    )
     return workload, device
 
 

@@ -36,7 +36,9 @@ class GenerateWorkload:
         self.planner = planner
         self.outbox = Outbox()
         self.vocab_size = vocab_size
+        self.context_length = context_length
         self.max_len = min(context_length, pool.num_pages * pool.page_size)
+        """Most tokens of one request."""
         self.requests: dict[int, Request] = {}
         self.audit_errors = 0
         self.num_output_tokens = 0
@@ -74,15 +76,13 @@ class GenerateWorkload:
         room = self.max_len - len(prompt)
         if room < 1:
             raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens; this server holds at most {self.max_len} tokens of prompt and "
-                "answer together. Send a shorter prompt, or start the server with a larger --max-total-tokens.",
-                param="messages",
+                f"The prompt has {len(prompt)} tokens; {self._limit()}. Send a shorter prompt.", param="messages"
             )
         wanted = message.sampling.max_tokens
         if wanted is not None and wanted > room:
             raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens and max_tokens is {wanted}: {len(prompt) + wanted} together, "
-                f"where this server holds at most {self.max_len}. Lower max_tokens to {room} or leave it out.",
+                f"The prompt has {len(prompt)} tokens and max_tokens is {wanted}, together {len(prompt) + wanted}; "
+                f"{self._limit()}. Lower max_tokens to {room} or leave it out.",
                 param="max_tokens",
             )
         if message.request in self.requests:
@@ -100,6 +100,15 @@ class GenerateWorkload:
             max_output=room if wanted is None else wanted,
             stamps=message.stamps,
         )
+
+    def _limit(self) -> str:
+        """What bounds a request, for people."""
+        if self.max_len < self.context_length:
+            return (
+                f"prompt and answer together may have {self.max_len} tokens, the size of this server's KV pool "
+                f"(--max-total-tokens), though the model's context length is {self.context_length}"
+            )
+        return f"prompt and answer together may have {self.max_len} tokens, the context length"
 
     def abort(self, number: int, attempt: int) -> None:
         """End a request wherever it is; unknown ones have ended already."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
+import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import uvloop
@@ -59,6 +61,29 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Run `function` in a thread that does not keep the process alive: a download must not outlast a stop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not future.done():
+            set_outcome()
+
+    def work() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            outcome = functools.partial(future.set_exception, error)
+        else:
+            outcome = functools.partial(future.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name="resolve", daemon=True).start()
+    return await future
+
+
 class _Server:
     def __init__(self, config: EngineConfig, listener: socket.socket) -> None:
         self._config = config
@@ -90,7 +115,7 @@ class _Server:
             client.close()
 
     async def _serve_model(self, client: EngineClient, url: str) -> int:
-        model = await self._unless_stopped(asyncio.to_thread(self._resolve))
+        model = await self._unless_stopped(in_daemon_thread(self._resolve))
         if model is None:
             return 0
         supervisor = Supervisor(self._config, model, client)

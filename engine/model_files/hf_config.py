@@ -75,6 +75,9 @@ def _architecture(config: JsonFile) -> str:
 def _sliding_window(config: JsonFile, architecture: str) -> int | None:
     # Qwen's files always state a window; the class ignores it unless use_sliding_window is on.
     used = config.boolean("use_sliding_window", default=not architecture.startswith("Qwen"))
+    # MistralConfig's own default, which its first files rely on; null switches the window off.
+    if architecture == "MistralForCausalLM" and not config.has("sliding_window"):
+        return 4096
     if not used or config.get("sliding_window") is None:
         return None
     return config.positive("sliding_window")

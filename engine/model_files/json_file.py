@@ -22,6 +22,10 @@ class JsonFile:
         """The value under the first present key, or None."""
         return next((self.data[key] for key in keys if self.data.get(key) is not None), None)
 
+    def has(self, key: str) -> bool:
+        """Whether the file states the key, null included."""
+        return key in self.data
+
     def section(self, key: str) -> JsonFile:
         """The object under `key`; an empty one where it is missing."""
         value = self.get(key)

@@ -117,6 +117,10 @@ class FakeClient:
         self.closed = asyncio.Event()
         self.report = FakeHealth(True, "ready", "", [{"name": "scheduler", "pid": 1, "age_s": 0.1}])
 
+    def check_ready(self) -> None:
+        if self.state != "ready":
+            raise UnavailableError(f"The server is {self.state}.", retry_after_s=5)
+
     def generate(
         self,
         source: ChatInput | TextInput | TokenInput,
@@ -125,8 +129,7 @@ class FakeClient:
         stream: bool,
         label: str = "",
     ) -> FakeGeneration:
-        if self.state != "ready":
-            raise UnavailableError(f"The server is {self.state}.", retry_after_s=5)
+        self.check_ready()
         assert self.model is not None
         sampling.checked(self.model.config.vocab_size)
         self.in_flight += 1

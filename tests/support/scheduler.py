@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from engine.config import EngineConfig
 from engine.ipc.board import Board, Heartbeat
 from engine.ipc.messages import (
     Finish,
@@ -18,7 +20,9 @@ from engine.ipc.messages import (
     unpack_i32,
     unpack_u64,
 )
+from engine.model_files.types import ModelFiles
 from engine.sampling import SamplingParams
+from scheduler_proc.build import build
 from scheduler_proc.cache.page_pool import PagePool
 from scheduler_proc.plan import Device
 from scheduler_proc.planner import Planner
@@ -80,7 +84,19 @@ class Harness:
         self.workload = GenerateWorkload(
             self.slots, self.pool, self.planner, vocab_size=vocab_size, context_length=max_len
         )
-        board = Board(tmp_path / "board", 4, create=True)
+        self._wire(tmp_path, depth, confirm_holds)
+
+    @classmethod
+    def of_model(cls, tmp_path: Path, config: EngineConfig, model: ModelFiles) -> Harness:
+        """A scheduler put together as the process does it, with a real model."""
+        self = cls.__new__(cls)
+        self.workload, self.device = build(config, model)
+        self.pool, self.slots, self.planner = self.workload.pool, self.workload.slots, self.workload.planner
+        self._wire(tmp_path, config.overlap_depth, True)
+        return self
+
+    def _wire(self, tmp_path: Path, depth: int, confirm_holds: bool) -> None:
+        board = Board(tmp_path / f"board-{time.monotonic_ns()}", 4, create=True)
         self.inbox, self.outlet, self.front = ListInbox(), Outlet(), Outlet()
         self.scheduler = Scheduler(
             self.workload, self.device, self.inbox, self.outlet, [self.front], Heartbeat(board, 1), depth

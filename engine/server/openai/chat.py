@@ -37,6 +37,7 @@ _REASONS: dict[Finish, FinishReason] = {
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Errors before the request is accepted have their own status; later ones come inside the stream."""
     client = request.app[CLIENT]
+    client.check_ready()
     body = await read_body(request, client.config.http.max_body_mb * 2**20)
     unknown = request.app[UNKNOWN_FIELDS]
     call = await decode_aside(lambda data: parse_chat(data, unknown), body)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, paged_attention
+from kernels.attention import AttentionBatch, _prepare, _split_rows, paged_attention
 from kernels.kv_write import write_kv
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
@@ -106,6 +106,18 @@ def test_long_rows_are_run_in_bounded_pieces() -> None:
     q, kv, batch, contents = _make(rows, 16, "dense")
     out = paged_attention(q, kv, batch, 0.3, None)
     torch.testing.assert_close(out, _reference(q, contents, rows, 0.3, None), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_bounds_instead_of_lengths(window: int | None) -> None:
+    """What runs on a device: lengths are known there only, so every row is padded to the bound."""
+    q, kv, batch, contents = _make(ROWS, 16, "dense")
+    strides = kv.stride()[:3]
+    calls = _split_rows(batch, exact=False)
+    assert len(calls) == 3
+    batch.memo[window, strides] = tuple(_prepare(batch, *call, strides, window) for call in calls)
+    out = paged_attention(q, kv, batch, 0.3, window)
+    torch.testing.assert_close(out, _reference(q, contents, ROWS, 0.3, window), atol=2e-6, rtol=1e-5)
 
 
 def test_window_reads_nothing_outside_it() -> None:

@@ -203,7 +203,7 @@ def test_argmax_ties_and_nan() -> None:
 def test_nan_rows_report_minus_one(params: dict[str, float]) -> None:
     logits = torch.randn(3, 6000)
     logits[1, 4000] = torch.nan
-    tokens = _draw(logits, **params)
+    tokens = _draw(logits, None, **params)
     assert int(tokens[1]) == -1
     assert int(tokens[0]) >= 0 and int(tokens[2]) >= 0
 

@@ -164,3 +164,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelFileError, match="must hold a JSON object"):
         hf_model_config(tmp_path)
+
+
+def test_mistral_without_a_window_key_has_its_class_default(tmp_path: Path) -> None:
+    mistral = ["MistralForCausalLM"]
+    assert config(tmp_path, architectures=mistral).sliding_window == 4096
+    assert config(tmp_path, architectures=mistral, sliding_window=None).sliding_window is None

@@ -8,9 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.ipc.messages import unpack_u64
+from engine.model_files.resolve import resolve
+from tests.support.matrix import config
 from tests.support.scheduler import Harness
+from tests.support.tiny_models import write_tiny_model
 
 STEADY_STEPS = 48
 
@@ -91,3 +95,31 @@ def test_a_steady_step_uploads_nothing_between_reservations(tmp_path: Path) -> N
     assert sum(plan.pages is not None for plan in plans) == 2
     assert all(plan.joins is None for plan in plans)
     assert len({plan.rows_version for plan in plans}) == 1
+
+
+class OpCounter(TorchDispatchMode):
+    """Counts the torch operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        self.ops[str(func)] += 1
+        return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+
+def test_torch_operations_of_a_steady_step_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    model = resolve(str(write_tiny_model(tmp_path / "model")))
+    ops = {}
+    for batch in (8, 64):
+        options = config(max_running_requests=64, max_total_tokens=16_384, chunked_prefill_size=2048)
+        harness = Harness.of_model(tmp_path, options, model)
+        for number in range(1, batch + 1):
+            harness.add(number, 16, max_tokens=200)
+        harness.turn(8)
+        with OpCounter() as counter:
+            harness.turn(STEADY_STEPS)
+        ops[batch] = counter.ops
+    assert ops[8] == ops[64]
+    assert ops[8].total() > 0

@@ -1,0 +1,121 @@
+"""Greedy and seeded output does not depend on chunking, neighbours, page size, overlap depth, device or retraction."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from engine.model_files.resolve import resolve
+from engine.model_files.types import ModelFiles
+from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.scheduler import Harness
+from tests.support.tiny_models import write_tiny_model
+
+LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
+TOKENS = 24
+FULL = list(itertools.product(["cpu", "delayed"], [0, 1, 2], [1, 16], [1, 7, 64, 4096]))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return resolve(str(write_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3", num_hidden_layers=2)))
+
+
+@pytest.fixture(scope="module")
+def made(tiny: ModelFiles) -> list[Case]:
+    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
+    return references(tmp_path_factory.mktemp("alone"), tiny, made)
+
+
+@pytest.mark.parametrize(("device", "depth", "page_size", "chunk"), FULL)
+def test_full_matrix_on_a_tiny_model(
+    tiny: ModelFiles,
+    made: list[Case],
+    alone: list[Reference],
+    tmp_path: Path,
+    device: str,
+    depth: int,
+    page_size: int,
+    chunk: int,
+) -> None:
+    options = config(device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("delayed", 1), ("delayed", 2)])
+def test_retraction_changes_nothing(
+    tiny: ModelFiles,
+    made: list[Case],
+    alone: list[Reference],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    depth: int,
+) -> None:
+    monkeypatch.setattr("scheduler_proc.planner.EXPECTED_OUTPUT", 1)
+    options = config(device=device, overlap_depth=depth, max_total_tokens=160, chunked_prefill_size=32)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    assert_same(f"retracted {device} {depth}", alone, run_together(harness, made))
+    assert harness.planner.num_retractions > 0
+
+
+def test_the_matrix_sees_a_page_that_is_freed_too_early(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness.of_model(tmp_path, config(device="delayed", overlap_depth=2), tiny)
+    release = harness.planner.release
+
+    def too_much(slot: int) -> None:
+        for other in harness.slots.decode_rows().tolist():
+            harness.device.pages_freed(harness.slots.page_table[other, :1])
+        release(slot)
+
+    monkeypatch.setattr(harness.planner, "release", too_much)
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same("freed too early", alone, run_together(harness, made, stagger=1))
+
+
+def test_resumed_requests_go_on_as_if_never_stopped(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path
+) -> None:
+    harness = Harness.of_model(tmp_path, config(), tiny)
+    for number, (case, reference) in enumerate(zip(made, alone, strict=True), start=1):
+        known = tuple(reference.tokens[: number % TOKENS])
+        harness.tokens[number] = list(known)
+        harness.add(number, case.prompt, attempt=1, output=known, max_tokens=TOKENS, **case.sampling)
+    harness.run()
+    assert_same("resumed", alone, [harness.tokens[number] for number in range(1, len(made) + 1)])
+
+
+@pytest.mark.slow
+def test_pairwise_matrix_on_the_real_model(tmp_path: Path) -> None:
+    model = resolve(None)
+    made = cases(model.config.vocab_size, [3, 17, 64, 130], TOKENS, seed=1)
+    alone = references(tmp_path, model, made, threads=2)
+    pairwise = [
+        ("cpu", 0, 16, 7),
+        ("cpu", 1, 1, 64),
+        ("cpu", 2, 16, 256),
+        ("delayed", 0, 1, 256),
+        ("delayed", 1, 16, 64),
+        ("delayed", 2, 1, 7),
+        ("delayed", 2, 16, 1),
+    ]
+    for device, depth, page_size, chunk in pairwise:
+        options = config(
+            threads=2,
+            device=device,
+            overlap_depth=depth,
+            page_size=page_size,
+            chunked_prefill_size=chunk,
+            max_total_tokens=1024,
+        )
+        harness = Harness.of_model(tmp_path, options, model)
+        assert_same(f"real {device} {depth} {page_size} {chunk}", alone, run_together(harness, made))
