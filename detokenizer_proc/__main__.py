@@ -26,7 +26,9 @@ def main() -> int:
         inbox: Puller[ToDetokenizer] = Puller(ctx, layout.address(child.name), ToDetokenizer, hello)
         tokenizer = load_tokenizer(child.model)
         streams = Streams(tokenizer.token_table(), tokenizer.special_ids, layout.num_fronts)
-        scheduler = Pusher(ctx, layout.address("scheduler 0"), hello)
+        schedulers = {
+            name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.startswith("scheduler")
+        }
         fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
         del tokenizer
         gc.collect()
@@ -46,7 +48,7 @@ def main() -> int:
             for front, output in outputs:
                 fronts[front].send(output)
             for message in stops:
-                scheduler.send(message)
+                schedulers[layout.route(message.request)].send(message)
             heartbeat.beat(streams.step, len(streams))
     except EngineError as error:
         log.error("event=fatal error=%s", error)

@@ -303,8 +303,8 @@ class EngineClient:
             self._tokenizer_of(generation.request).send(Abort(generation.request, generation.attempt))
 
     def _tokenizer_of(self, number: int) -> Pusher:
-        """The tokenizer worker of a request; its abort takes the same way."""
-        return self._pushers[f"tokenizer {number % self.config.process.tokenizer_workers}"]
+        assert self._layout is not None
+        return self._pushers[self._layout.tokenizer_of(number)]
 
     async def stats(self) -> Stats:
         """The scheduler's counts. Raises UnavailableError if it does not answer."""
@@ -395,6 +395,7 @@ class EngineClient:
             generation = find(ended.request)
             if generation is not None and generation.attempt == ended.attempt:
                 del self._generations[ended.request]
+                log_end(generation.label, ended)
                 generation.on_ended(ended)
         for failed in output.failed:
             self._fail(failed)
@@ -404,3 +405,25 @@ class EngineClient:
         if generation is not None and generation.attempt == failed.attempt:
             del self._generations[failed.request]
             generation.on_error(RemoteError(failed.error))
+
+
+def log_end(label: str, ended: Ended) -> None:
+    """One line per finished request, times from its stamps in milliseconds; never its text."""
+    stamps = ended.stamps
+
+    def ms(since: int, until: int) -> float:
+        return (until - since) / 1e6 if since and until else 0.0
+
+    log.info(
+        "event=request id=%r finish=%s prompt_tokens=%d tokens=%d cached_tokens=%d "
+        "tokenize_ms=%.1f queue_ms=%.1f ttft_ms=%.1f total_ms=%.1f",
+        label,
+        ended.finish.name.lower(),
+        ended.num_prompt_tokens,
+        ended.num_tokens,
+        ended.cached_tokens,
+        ms(stamps.arrived, stamps.tokenized),
+        ms(stamps.queued, stamps.first_scheduled),
+        ms(stamps.arrived, stamps.first_token),
+        ms(stamps.arrived, stamps.sent),
+    )

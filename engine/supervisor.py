@@ -30,6 +30,9 @@ STOP_TIMEOUT_S = 5.0
 MAX_RESTARTS = 5
 """Restarts within RESTART_WINDOW_S after which the supervisor gives up."""
 RESTART_WINDOW_S = 300.0
+_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "4000", "TOKENIZERS_PARALLELISM": "true"}
+"""Unless the user says otherwise. The spin count is how long an idle OpenMP thread burns its core before it sleeps: the
+library's default starves the other processes of the same cores (docs/decisions.md has the figures)."""
 _MAX_SOCKET_PATH = 100
 """A Unix socket path may hold 107 bytes; the names in the run directory take the rest."""
 
@@ -59,7 +62,7 @@ class Supervisor:
     async def _start_group(self) -> None:
         begin = time.monotonic()
         self._run_dir = make_run_dir()
-        layout = Layout(str(self._run_dir), 1, self.config.process.tokenizer_workers)
+        layout = Layout(str(self._run_dir), num_tokenizers=self.config.process.tokenizer_workers)
         board = layout.board(create=True)
         self._died = asyncio.get_running_loop().create_future()
         front = self._child_config("front 0", layout)
@@ -86,7 +89,8 @@ class Supervisor:
             os.lseek(fd, 0, os.SEEK_SET)
             # -P: never import from whatever directory the user happens to stand in.
             command = [sys.executable, "-P", "-m", module, str(fd)]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,))
+            environment = {**_CHILD_ENVIRONMENT, **os.environ}
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), env=environment)
         finally:
             os.close(fd)
         self._children[child.name] = process

@@ -70,7 +70,9 @@ def main() -> int:
     try:
         inbox: Puller[ToTokenizer] = Puller(ctx, layout.address(child.name), ToTokenizer, hello)
         encoder = build_encoder(child)
-        scheduler = Pusher(ctx, layout.address("scheduler 0"), hello)
+        schedulers = {
+            name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.startswith("scheduler")
+        }
         fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
         gc.collect()
         gc.freeze()
@@ -85,11 +87,11 @@ def main() -> int:
             for request in cancelled:
                 fronts[request.front].send(aborted(request))
             for abort in aborts:
-                scheduler.send(abort)
+                schedulers[layout.route(abort.request)].send(abort)
             heartbeat.beat(num_done, len(requests))
             for result in encoder.encode(requests):
                 if isinstance(result, TokenizedRequest):
-                    scheduler.send(result)
+                    schedulers[layout.route(result.request)].send(result)
                 else:
                     request, error = result
                     fronts[request.front].send(Failed(request.request, request.attempt, request.front, error))

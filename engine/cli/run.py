@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import signal
 import socket
@@ -124,6 +125,8 @@ class _Server:
             if await self._unless_stopped(supervisor.start()) is None and self._stop.is_set():
                 return 0
             log.info("event=ready url=%s model=%r seconds=%.1f", url, client.model_name, time.monotonic() - begin)
+            gc.collect()
+            gc.freeze()
             self._notifier.ready()
             self._notifier.status(f"serving {client.model_name}")
             stop = asyncio.create_task(self._stop.wait())

@@ -27,18 +27,27 @@ class Layout(msgspec.Struct, frozen=True):
     """Names and places of one start: who exists and where everyone listens."""
 
     run_dir: str
-    num_fronts: int
-    num_tokenizers: int
+    num_fronts: int = 1
+    num_tokenizers: int = 1
+    num_schedulers: int = 1
 
     @property
     def processes(self) -> tuple[str, ...]:
         """Process names in board order."""
         return (
             *(f"front {i}" for i in range(self.num_fronts)),
-            "scheduler 0",
+            *(f"scheduler {i}" for i in range(self.num_schedulers)),
             "detokenizer 0",
             *(f"tokenizer {i}" for i in range(self.num_tokenizers)),
         )
+
+    def tokenizer_of(self, request: int) -> str:
+        """The tokenizer worker of a request; its abort takes the same way."""
+        return f"tokenizer {request % self.num_tokenizers}"
+
+    def route(self, request: int) -> str:
+        """The scheduler group that serves a request, from its number alone: whoever asks gets the same answer."""
+        return f"scheduler {request % self.num_schedulers}"
 
     def address(self, name: str) -> str:
         """ZeroMQ address the process listens on."""

@@ -189,3 +189,40 @@ def test_a_taken_port_is_named(tiny_model: Path, tmp_path: Path) -> None:
             assert server.process.wait(20) == 5
             assert str(port) in server.log
             assert "Traceback" not in server.log
+
+
+def test_systemd_hears_ready_watchdog_and_stopping(endless_model: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(10)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        with serve(*null_args(endless_model), log=tmp_path / "log", env=environment) as server:
+            heard: list[str] = []
+
+            def until(word: str) -> None:
+                while not any(word in message for message in heard):
+                    heard.append(notify.recv(4096).decode())
+
+            until("READY=1")
+            after_ready = len(heard)
+            until("WATCHDOG=1")
+            assert after_ready <= len(heard)
+            assert server.stop() == 0
+            until("STOPPING=1")
+            assert sum("READY=1" in message for message in heard) == 1
+
+
+def test_two_tokenizers_share_the_requests(tiny_model: Path, tmp_path: Path) -> None:
+    args = ("--model", str(tiny_model), "--device", "null", "--tokenizer-workers", "2")
+    with serve(*args, log=tmp_path / "log") as server:
+        for index in range(4):
+            assert server.chat(f"hello {index}", max_tokens=2)[0] == 200
+        steps = {p["name"]: p["step"] for p in server.get("/health")[1]["processes"]}
+        assert min(steps["tokenizer 0"], steps["tokenizer 1"]) >= 2
+
+
+def test_options_come_from_a_file(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"model: {tiny_model}\ndevice: null\nserved-model-name: from-the-file\n")
+    with serve("--config", str(tmp_path / "config.yaml"), log=tmp_path / "log") as server:
+        assert server.get("/v1/models")[1]["data"][0]["id"] == "from-the-file"
+        assert server.get("/server_info")[1]["config"]["device"] == "null"

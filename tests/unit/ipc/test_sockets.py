@@ -99,6 +99,15 @@ def test_a_heartbeat_is_seen_through_another_mapping(tmp_path: Path) -> None:
 
 
 def test_layout_names_and_addresses_are_distinct() -> None:
-    layout = Layout("/run/x", 2, 3)
+    layout = Layout("/run/x", num_fronts=2, num_tokenizers=3)
     assert len(layout.processes) == 7
     assert len({layout.address(name) for name in layout.processes}) == 7
+
+
+def test_a_request_and_its_abort_take_one_way() -> None:
+    layout = Layout("/run/x", num_tokenizers=3, num_schedulers=2)
+    names = set(layout.processes)
+    for number in range(50):
+        assert layout.tokenizer_of(number) in names
+        assert layout.route(number) in names
+    assert len({layout.route(number) for number in range(50)}) == 2
