@@ -6,13 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, InternalError, RemoteError, StartupError, UnavailableError
+from engine.errors import EngineError, RemoteError, StartupError, UnavailableError
+from engine.generation import Generation
 from engine.ipc.board import Board, Heartbeat, State
 from engine.ipc.child import Layout
 from engine.ipc.messages import (
@@ -28,11 +28,9 @@ from engine.ipc.messages import (
     Stamps,
     Stats,
     StatsCall,
-    TextDelta,
     TextInput,
     ToFront,
     TokenInput,
-    unpack_i32,
 )
 from engine.ipc.sockets import Puller, Pusher, context
 from engine.model_files.types import ModelFiles
@@ -49,13 +47,6 @@ OTHERS_SILENCE_S = 30.0
 STATS_TIMEOUT_S = 10.0
 
 
-class Delta(msgspec.Struct):
-    """New output of one request; pieces that came while nobody read are merged."""
-
-    text: str
-    token_ids: list[int]
-
-
 class Health(msgspec.Struct):
     """What /health tells. `reason` is empty when ok."""
 
@@ -63,91 +54,6 @@ class Health(msgspec.Struct):
     state: str
     reason: str
     processes: list[dict[str, object]]
-
-
-class Generation:
-    """One request in flight. Iterate it for its output; `close` it in any case."""
-
-    def __init__(self, client: EngineClient, request: int, attempt: int, label: str) -> None:
-        self.request = request
-        self.attempt = attempt
-        self.label = label
-        self.ended: Ended | None = None
-        self._client = client
-        self._error: EngineError | None = None
-        self._num_prompt_tokens: int | None = None
-        self._num_tokens = 0
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def accepted(self) -> int:
-        """Wait until the scheduler has queued the request; its prompt tokens. Raises EngineError if refused."""
-        while self._num_prompt_tokens is None and self._error is None and self.ended is None:
-            await self._wait()
-        if self._error is not None:
-            raise self._error
-        return self._num_prompt_tokens or 0
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Yield output until the request has ended; raises EngineError if it ended with an error."""
-        while True:
-            if self._ids or self._text:
-                delta = Delta("".join(self._text), self._ids)
-                self._text, self._ids = [], []
-                yield delta
-            elif self._error is not None:
-                raise self._error
-            elif self.ended is not None:
-                return
-            else:
-                await self._wait()
-
-    def close(self) -> None:
-        """Let go of the request; aborts it if it has not ended."""
-        self._client.release(self)
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # What the client tells it.
-
-    def on_accepted(self, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._wake()
-
-    def on_delta(self, delta: TextDelta) -> int | None:
-        """Take a delta; the index of the first missing token if some came not, else None."""
-        if delta.first_token > self._num_tokens:
-            return self._num_tokens
-        if delta.first_token < self._num_tokens:
-            return None  # here already
-        ids = unpack_i32(delta.token_ids).tolist()
-        self._num_tokens += len(ids)
-        self._ids.extend(ids)
-        if delta.text:
-            self._text.append(delta.text)
-        self._wake()
-        return None
-
-    def on_ended(self, ended: Ended) -> None:
-        if ended.num_tokens != self._num_tokens and ended.num_prompt_tokens:
-            log.error("event=output_lost request=%d have=%d of=%d", self.request, self._num_tokens, ended.num_tokens)
-            self._error = InternalError("A part of this request's output was lost.")
-        self.ended = ended
-        self._wake()
-
-    def on_error(self, error: EngineError) -> None:
-        self._error = error
-        self._wake()
 
 
 class EngineClient:
@@ -279,7 +185,7 @@ class EngineClient:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         self._counter += 1
         number = self.front << 56 | self._counter
-        generation = Generation(self, number, 0, label)
+        generation = Generation(number, 0, label, self.release)
         request = GenerateRequest(
             request=number,
             attempt=0,

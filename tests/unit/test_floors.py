@@ -19,6 +19,8 @@ SHARED = frozenset(
 PROCESSES = frozenset({"tokenizer_proc", "scheduler_proc", "detokenizer_proc"})
 FACES = frozenset(f"engine.{name}" for name in ("server", "api", "lang", "grpc", "router", "bench"))
 
+CLIENT = frozenset({"engine", "engine.generation", "engine.client", "engine.supervisor"})
+
 # Who may import whom, besides itself. The supervisor starts processes by name, so it imports none.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "kernels": frozenset(),
@@ -26,10 +28,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tokenizer_proc": SHARED | {"engine"},
     "detokenizer_proc": SHARED | {"engine"},
     "scheduler_proc": SHARED | {"engine", "kernels"},
-    "engine.client": SHARED | {"engine"},
+    "engine.generation": SHARED | {"engine"},
+    "engine.client": SHARED | {"engine", "engine.generation"},
     "engine.supervisor": SHARED | {"engine", "engine.client"},
-    **dict.fromkeys(FACES, SHARED | FACES | {"engine", "engine.client", "engine.supervisor"}),
-    "engine.cli": SHARED | FACES | {"engine", "engine.client", "engine.supervisor"},
+    **dict.fromkeys(FACES, SHARED | FACES | CLIENT),
+    "engine.cli": SHARED | FACES | CLIENT,
     # The front door names what it loads lazily; that it loads nothing by itself is tested below.
     "engine": SHARED | FACES | {"engine.client", "engine.supervisor"},
 }

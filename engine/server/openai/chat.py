@@ -22,7 +22,8 @@ from engine.server.openai.protocol import AnswerMessage, ChatCompletion, Choice,
 from engine.server.sse import DONE, EventStream, event
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient, Generation
+    from engine.client import EngineClient
+    from engine.generation import Generation
 
 log = logging.getLogger("engine.server")
 
