@@ -1,0 +1,141 @@
+"""The one decoder that every dense family's spec describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.dispatch import KernelSet
+from scheduler_proc.layers.attention import Attention
+from scheduler_proc.layers.linear import LinearMethod, Unquantised
+from scheduler_proc.layers.mlp import GatedMlp
+from scheduler_proc.layers.norm import RmsNorm
+from scheduler_proc.layers.rotary import cos_sin_cache
+from scheduler_proc.layers.target import LoadTarget, Shard
+from scheduler_proc.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What the pool must know: each of `num_layers` layers stores `[2, num_kv_heads, head_dim]` per token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attn_norm: RmsNorm
+    attn: Attention
+    mlp_norm: RmsNorm
+    mlp: GatedMlp
+
+
+class Decoder:
+    """Weights and forward pass of a decoder, for inference; call it under torch.inference_mode.
+
+    Parameters are allocated here and filled by scheduler_proc.weights. With tp_size > 1 it holds one shard of every
+    attention and MLP layer; adding up the shards' partial sums is not done here yet, so forward needs tp_size 1.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        kernels: KernelSet,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        max_position: int | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        method: LinearMethod | None = None,
+    ) -> None:
+        """max_position: positions that will be asked for at most (default: all that the model knows)."""
+        device = torch.device(device)
+        shard = Shard(tp_rank, tp_size)
+        method = method or Unquantised(kernels)
+        self.spec = spec
+        self.device = device
+        self.dtype = dtype
+        self.kernels = kernels
+        kv_heads = max(1, spec.num_kv_heads // tp_size)
+        self.kv_shape = KvShape(spec.num_layers, kv_heads, spec.head_dim)
+        self._embed = torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype)
+        self._lm_head = self._embed if spec.tie_embeddings else torch.empty_like(self._embed)
+        num_positions = spec.max_position if max_position is None else min(max_position, spec.max_position)
+        self._cos_sin = cos_sin_cache(spec.rope, spec.head_dim, num_positions, device)
+
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(name, spec.hidden_size, spec.norm_eps, kernels=kernels, device=device, dtype=dtype)
+
+        def layer(i: int) -> _Layer:
+            name = f"layers.{i}"
+            window = spec.windows[i]
+            attn = Attention(
+                f"{name}.attn",
+                spec,
+                window,
+                kernels=kernels,
+                method=method,
+                shard=shard,
+                device=device,
+                dtype=dtype,
+            )
+            mlp = GatedMlp(f"{name}.mlp", spec, kernels=kernels, method=method, shard=shard, device=device, dtype=dtype)
+            return _Layer(norm(f"{name}.attn_norm"), attn, norm(f"{name}.mlp_norm"), mlp)
+
+        self._layers = tuple(layer(i) for i in range(spec.num_layers))
+        self._norm = norm("norm")
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, kv: list[Tensor]
+    ) -> Tensor:
+        """Hidden states after the final norm, `[num_tokens, hidden]` in the model's dtype.
+
+        inputs: token ids int64 `[num_tokens]` or embeddings `[num_tokens, hidden]`; positions: int64 `[num_tokens]`,
+        what rotary uses; locations: int64 `[num_tokens]`, `page * page_size + offset` where each token's key and value
+        go; kv: per layer `[num_pages, 2, page_size, num_kv_heads, head_dim]`.
+        """
+        x = inputs.to(self.dtype) if inputs.is_floating_point() else self._embed.index_select(0, inputs)
+        residual: Tensor | None = None
+        for layer, layer_kv in zip(self._layers, kv, strict=True):
+            if residual is None:
+                x, residual = layer.attn_norm(x), x
+            else:
+                x, residual = layer.attn_norm.add(x, residual)
+            x = layer.attn(x, positions, self._cos_sin, batch, locations, layer_kv)
+            x, residual = layer.mlp_norm.add(x, residual)
+            x = layer.mlp(x)
+        if residual is None:
+            return self._norm(x)
+        return self._norm.add(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 `[rows, vocab]` from the hidden states `[rows, hidden]` of the tokens that need them."""
+        return self.kernels.linear(hidden, self._lm_head, None).float()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter as stored (fused, sharded) by name; a tied output projection is not repeated."""
+        found = {"embed.weight": self._embed}
+        for layer in self._layers:
+            for part in (layer.attn_norm, layer.attn, layer.mlp_norm, layer.mlp):
+                found |= part.parameters()
+        found |= self._norm.parameters()
+        if not self.spec.tie_embeddings:
+            found["lm_head.weight"] = self._lm_head
+        return found
+
+    def targets(self) -> dict[str, LoadTarget]:
+        """Every tensor to load, unfused and whole, under the names that a Family maps to a checkpoint's."""
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        found = {"embed.weight": LoadTarget(shape, self._embed.copy_)}
+        for layer in self._layers:
+            found |= layer.attn_norm.targets() | layer.attn.targets() | layer.mlp_norm.targets() | layer.mlp.targets()
+        found |= self._norm.targets()
+        if not self.spec.tie_embeddings:
+            found["lm_head.weight"] = LoadTarget(shape, self._lm_head.copy_)
+        return found
