@@ -24,7 +24,7 @@ from engine.ipc.messages import (
     TokenBatch,
     pack_i32,
     unpack_i32,
-    unpack_u64,
+    unpack_rows,
 )
 
 log = logging.getLogger(__name__)
@@ -110,15 +110,7 @@ class Streams:
         if not batch.requests:
             return
         tokens = unpack_i32(batch.tokens).tolist()
-        rows = zip(
-            unpack_u64(batch.requests).tolist(),
-            unpack_i32(batch.attempts).tolist(),
-            unpack_i32(batch.first_token).tolist(),
-            unpack_i32(batch.counts).tolist(),
-            batch.finish,
-            batch.held,
-            strict=True,
-        )
+        rows = unpack_rows(batch)
         start = 0
         for request, attempt, first, count, finish, held in rows:
             state = self._open.get(request)

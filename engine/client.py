@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -20,10 +21,13 @@ from engine.ipc.messages import (
     ChatInput,
     Ended,
     Failed,
+    FlushCall,
     FrontOutput,
     GenerateRequest,
     Hello,
+    PinCall,
     Ready,
+    Reply,
     Resend,
     Stamps,
     Stats,
@@ -31,6 +35,8 @@ from engine.ipc.messages import (
     TextInput,
     ToFront,
     TokenInput,
+    UnpinCall,
+    pack_i32,
 )
 from engine.ipc.sockets import Puller, Pusher, context
 from engine.model_files.types import ModelFiles
@@ -44,7 +50,8 @@ SCHEDULER_SILENCE_S = 5.0
 """A scheduler whose heartbeat is older is taken for hung."""
 OTHERS_SILENCE_S = 30.0
 """The same for tokenizers and detokenizer."""
-STATS_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
+SCHEDULER = "scheduler 0"
 
 
 class Health(msgspec.Struct):
@@ -79,7 +86,9 @@ class EngineClient:
         self._puller: Puller[ToFront] | None = None
         self._pushers: dict[str, Pusher] = {}
         self._generations: dict[int, Generation] = {}
-        self._stats_calls: dict[int, asyncio.Future[Stats]] = {}
+        """Requests of which messages may still come."""
+        self._open: set[Generation] = set()
+        self._calls: dict[int, asyncio.Future[Stats | Reply]] = {}
         self._counter = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -91,6 +100,7 @@ class EngineClient:
         self._layout, self._board = layout, board
         self._heartbeat = Heartbeat(board, self.front)
         self.ready = {}
+        self.fatal = None
         self._puller = Puller(self._context, layout.address(f"front {self.front}"), ToFront, hello)
         for name in layout.processes:
             if not name.startswith("front"):
@@ -124,16 +134,17 @@ class EngineClient:
         for generation in list(self._generations.values()):
             generation.on_error(error)
         self._generations.clear()
-        for call in self._stats_calls.values():
+        for call in self._calls.values():
             if not call.done():
                 call.set_exception(UnavailableError(str(error)))
-        self._stats_calls.clear()
+        self._calls.clear()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        return len(self._generations)
+        """Requests whose face has not let go of them yet: a slow reader's answer counts until he has it all."""
+        return len(self._open)
 
     @property
     def model_name(self) -> str:
@@ -161,15 +172,17 @@ class EngineClient:
         *,
         stream: bool,
         label: str = "",
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Generation:
         """Send a request off. Raises UnavailableError unless ready, InvalidRequestError for impossible parameters."""
         self.check_ready()
-        return self._send(source, sampling, stream=stream, label=label)
+        return self._send(source, sampling, stream=stream, label=label, cache_salt=cache_salt, priority=priority)
 
     async def warm_up(self) -> None:
         """One short request through every process, before `ready`."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-        generation = self._send(TextInput("The capital city of France is"), sampling, stream=True, label="warm-up")
+        sampling = SamplingParams(temperature=0.0, max_tokens=min(4, self.context_length - 1), ignore_eos=True)
+        generation = self._send(TokenInput(pack_i32([0])), sampling, stream=True, label="warm-up")
         try:
             async for _ in generation:
                 pass
@@ -177,7 +190,14 @@ class EngineClient:
             generation.close()
 
     def _send(
-        self, source: ChatInput | TextInput | TokenInput, sampling: SamplingParams, *, stream: bool, label: str
+        self,
+        source: ChatInput | TextInput | TokenInput,
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        label: str,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Generation:
         assert self.model is not None
         sampling.checked(self.model.config.vocab_size)
@@ -196,13 +216,17 @@ class EngineClient:
             stream=stream,
             output_ids=b"",
             stamps=Stamps(arrived=time.monotonic_ns()),
+            cache_salt=cache_salt,
+            priority=priority,
         )
-        self._generations[number] = generation
         self._tokenizer_of(number).send(request)
+        self._generations[number] = generation
+        self._open.add(generation)
         return generation
 
     def release(self, generation: Generation) -> None:
         """Forget a request; if it is still running, have it aborted."""
+        self._open.discard(generation)
         if self._generations.pop(generation.request, None) is None:
             return
         if self._pushers:
@@ -212,22 +236,53 @@ class EngineClient:
         assert self._layout is not None
         return self._pushers[self._layout.tokenizer_of(number)]
 
+    # -- calls ----------------------------------------------------------------------------------------------------
+
     async def stats(self) -> Stats:
         """The scheduler's counts. Raises UnavailableError if it does not answer."""
-        scheduler = self._pushers.get("scheduler 0")
-        if scheduler is None or self.state not in ("ready", "draining"):
+        answer = await self._call(SCHEDULER, lambda call: StatsCall(self.front, call))
+        assert isinstance(answer, Stats)
+        return answer
+
+    async def flush_cache(self) -> int:
+        """Drop every cached prefix that nobody uses; how many pages that freed."""
+        return (await self._reply(SCHEDULER, lambda call: FlushCall(self.front, call)))["pages"]
+
+    async def pin_prefix(
+        self, source: ChatInput | TextInput | TokenInput, ttl_s: float, cache_salt: str | None
+    ) -> tuple[int, int]:
+        """Keep a cached prefix; its pin id and how many tokens are kept. Raises InvalidRequestError."""
+        values = await self._reply("tokenizer 0", lambda call: PinCall(self.front, call, source, ttl_s, cache_salt))
+        return values["pin"], values["tokens"]
+
+    async def unpin_prefix(self, pin: int) -> bool:
+        """Let a pinned prefix go; False if there is no such pin (any more)."""
+        values = await self._reply(SCHEDULER, lambda call: UnpinCall(self.front, call, pin))
+        return bool(values["found"])
+
+    async def _reply(self, process: str, message: Callable[[int], msgspec.Struct]) -> dict[str, int]:
+        answer = await self._call(process, message)
+        assert isinstance(answer, Reply)
+        if answer.error is not None:
+            raise RemoteError(answer.error)
+        return answer.values
+
+    async def _call(self, process: str, message: Callable[[int], msgspec.Struct]) -> Stats | Reply:
+        """Send a call and wait for its answer. Raises UnavailableError if none comes."""
+        pusher = self._pushers.get(process)
+        if pusher is None or self.state not in ("ready", "draining"):
             raise UnavailableError(f"The server is {self.state}: {self.reason}.", retry_after_s=5)
         self._counter += 1
         call = self._counter
-        future: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats_calls[call] = future
-        scheduler.send(StatsCall(self.front, call))
+        future: asyncio.Future[Stats | Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        pusher.send(message(call))
         try:
-            return await asyncio.wait_for(future, STATS_TIMEOUT_S)
+            return await asyncio.wait_for(future, CALL_TIMEOUT_S)
         except TimeoutError:
-            raise UnavailableError("The scheduler did not answer in time.", retry_after_s=5) from None
+            raise UnavailableError(f"The {process.split()[0]} did not answer in time.", retry_after_s=5) from None
         finally:
-            self._stats_calls.pop(call, None)
+            self._calls.pop(call, None)
 
     # -- health ---------------------------------------------------------------------------------------------------
 
@@ -269,16 +324,17 @@ class EngineClient:
         except StartupError as error:
             self.fatal = error
             self.on_ready.set()
-        if puller.wait(0):
-            asyncio.get_running_loop().call_soon(self._on_readable)
+        finally:
+            if puller.wait(0):
+                asyncio.get_running_loop().call_soon(self._on_readable)
 
     def _receive(self, message: ToFront) -> None:
         if isinstance(message, FrontOutput):
             self._receive_output(message)
         elif isinstance(message, Failed):
             self._fail(message)
-        elif isinstance(message, Stats):
-            future = self._stats_calls.get(message.call)
+        elif isinstance(message, Stats | Reply):
+            future = self._calls.get(message.call)
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Ready):

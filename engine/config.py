@@ -14,6 +14,8 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "null", "delayed"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
+EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -91,7 +93,68 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill_size: Annotated[
         int, Meta(ge=1, description="Most tokens of one step, decode rows included; longer prompts take several.")
     ] = 256
+    max_prefill_tokens: Annotated[
+        int, Meta(ge=1, description="Most prompt tokens of one request in a step; the smaller of the two limits binds.")
+    ] = 16384
+    max_step_gap: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=1024,
+            description="Every running request gets a token, and the oldest prompt a chunk, at least once in so many "
+            "steps.",
+        ),
+    ] = 4
+    max_queued_requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Most waiting requests; beyond it 429 with Retry-After.", extra={"auto": "no limit"}),
+    ] = None
+    mem_fraction_static: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(
+            description="Share of the memory available at the start that weights and KV may take together.",
+            extra={"auto": "on a CPU the KV pool's own default"},
+        ),
+    ] = None
+    schedule_policy: Annotated[
+        SchedulePolicy,
+        Meta(
+            description="Order of the queue. fcfs: by arrival; lpm: longest cached prefix first; lof: longest answer "
+            "first; dfs-weight: along the branches of the prefix tree; random; priority: by the request's priority, "
+            "which may displace running ones. All but fcfs age."
+        ),
+    ] = "fcfs"
+    priority_preemption_threshold: Annotated[
+        int,
+        Meta(ge=0, description="With schedule-policy priority: a request displaces those more than this far below it."),
+    ] = 10
+    schedule_conservativeness: Annotated[
+        float,
+        Meta(gt=0, description="Above 1, admission keeps more room for answers; below 1, it retracts more often."),
+    ] = 1.0
+    random_seed: Annotated[int, Meta(ge=0, description="Seed of schedule-policy random.")] = 0
     page_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens per KV page.")] = 16
+    disable_radix_cache: Annotated[bool, Meta(description="Share no prefixes between requests.")] = False
+    radix_eviction_policy: Annotated[
+        EvictionPolicy, Meta(description="Which cached prefixes go first when memory runs out.")
+    ] = "lru"
+    max_pinned_share: Annotated[
+        float, Meta(ge=0, le=1, description="Largest share of the KV pool that pinned prefixes may hold.")
+    ] = 0.5
+    kv_events_endpoint: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="ZeroMQ address to publish stored and removed KV blocks on, for routers.",
+            extra={"auto": "not published"},
+        ),
+    ] = None
+    record: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="File to record every message and plan of the scheduler in, for tools/replay.py; no text.",
+            extra={"auto": "not recorded"},
+        ),
+    ] = None
     overlap_depth: Annotated[
         Annotated[int, Meta(ge=0, le=2)] | None,
         Meta(

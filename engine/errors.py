@@ -113,6 +113,14 @@ class ProcessDiedError(EngineError):
     exit_code = 70
 
 
+class OverloadedError(EngineError):
+    """Too many requests wait already; `retry_after_s` says when to come back."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
 class InternalError(EngineError):
     """Our own fault; the request ends, the server goes on."""
 

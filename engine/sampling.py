@@ -15,6 +15,7 @@ MAX_STOP_IDS = 16
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below this are greedy."""
 MAX_SEED = 2**63 - 1
+MAX_INT32 = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -41,10 +42,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        if self.top_k != -1 and self.top_k < 1:
-            raise InvalidRequestError(f"top_k is {self.top_k}; it must be -1 (off) or at least 1.", param="top_k")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens is {self.max_tokens}; it must be at least 1.", param="max_tokens")
+        if self.top_k != -1 and not 1 <= self.top_k <= MAX_INT32:
+            raise InvalidRequestError(
+                f"top_k is {self.top_k}; it must be -1 (off) or lie in 1..{MAX_INT32}.", param="top_k"
+            )
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_INT32:
+            raise InvalidRequestError(
+                f"max_tokens is {self.max_tokens}; it must lie in 1..{MAX_INT32}.", param="max_tokens"
+            )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop"

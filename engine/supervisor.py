@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -20,7 +21,7 @@ import msgspec
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineError, ProcessDiedError, StartupError
-from engine.ipc.child import ChildConfig, Layout
+from engine.ipc.child import CHILD_SIGNALS, ChildConfig, Layout
 from engine.model_files.types import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ RESTART_WINDOW_S = 300.0
 _CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "4000", "TOKENIZERS_PARALLELISM": "true"}
 """Unless the user says otherwise. The spin count is how long an idle OpenMP thread burns its core before it sleeps: the
 library's default starves the other processes of the same cores (docs/decisions.md has the figures)."""
+_LOCK = "lock"
 _MAX_SOCKET_PATH = 100
 """A Unix socket path may hold 107 bytes; the names in the run directory take the rest."""
 
@@ -49,20 +51,23 @@ class Supervisor:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[str, int] = {}
         self._died: asyncio.Future[ProcessDiedError] | None = None
-        self._run_dir: Path | None = None
+        self._run_dir: RunDir | None = None
         self._restarts: list[float] = []
         self._restarting: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Bring everything up, warm-up included. Raises EngineError (with an exit code) if something does not."""
-        await self._start_group()
+        try:
+            await self._start_group()
+        except OSError as error:
+            raise StartupError(f"the processes cannot be started: {error}") from error
         self.client.state, self.client.reason = "ready", ""
 
     async def _start_group(self) -> None:
         begin = time.monotonic()
-        self._run_dir = make_run_dir()
-        layout = Layout(str(self._run_dir), num_tokenizers=self.config.process.tokenizer_workers)
+        self._run_dir = RunDir()
+        layout = Layout(str(self._run_dir.path), num_tokenizers=self.config.process.tokenizer_workers)
         board = layout.board(create=True)
         self._died = asyncio.get_running_loop().create_future()
         front = self._child_config("front 0", layout)
@@ -90,8 +95,11 @@ class Supervisor:
             # -P: never import from whatever directory the user happens to stand in.
             command = [sys.executable, "-P", "-m", module, str(fd)]
             environment = {**_CHILD_ENVIRONMENT, **os.environ}
+            # A signal to the whole group must not end a child before it knows what to do with it (StopFlag).
+            signal.pthread_sigmask(signal.SIG_BLOCK, CHILD_SIGNALS)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), env=environment)
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, CHILD_SIGNALS)
             os.close(fd)
         self._children[child.name] = process
         pidfd = os.pidfd_open(process.pid)
@@ -165,22 +173,27 @@ class Supervisor:
             try:
                 await self._end_group(signal.SIGKILL)
                 await self._start_group()
-            except EngineError as failure:
-                log.error("event=restart_failed error=%s", failure)
+            except Exception as failure:
+                log.error("event=restart_failed error=%s", failure, exc_info=not isinstance(failure, EngineError))
                 await asyncio.sleep(1.0)
             else:
-                self.client.state, self.client.reason = "ready", ""
+                if self.client.state == "restarting":
+                    self.client.state, self.client.reason = "ready", ""
                 return
 
     # -- the end --------------------------------------------------------------------------------------------------
 
+    async def end_restart(self) -> None:
+        """Give up a restart that is under way: the server is to end."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._restarting
+
     async def stop(self) -> None:
         """End every process: SIGTERM, then SIGKILL; remove the run directory. Can be called in any state."""
         self._stopping = True
-        if self._restarting is not None:
-            self._restarting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._restarting
+        await self.end_restart()
         self.client.mark_stopped()
         await self._end_group(signal.SIGTERM)
 
@@ -207,22 +220,44 @@ class Supervisor:
         self._pidfds.clear()
         self.client.detach()
         if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir.remove()
             self._run_dir = None
         self._stopping = stopping
 
 
-def make_run_dir() -> Path:
-    """A private directory (0700) with a name unique to this start; sweeps those whose owner is gone."""
-    base = Path(os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0] or os.environ.get("XDG_RUNTIME_DIR", ""))
-    if not str(base).startswith("/") or not os.access(base, os.W_OK) or len(str(base)) > _MAX_SOCKET_PATH - 40:
-        base = Path(tempfile.gettempdir())
-    prefix = f"engine-{os.getuid()}-"
-    for old in base.glob(f"{prefix}*"):
-        owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=base))
-    if len(str(path)) > _MAX_SOCKET_PATH - 20:
-        raise StartupError(f"{path} is too long for Unix sockets; set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
-    return path
+class RunDir:
+    """A private directory (0700) with a name unique to this start, locked for as long as its owner lives."""
+
+    def __init__(self) -> None:
+        """Make one, after sweeping those whose owner is gone. Raises StartupError, OSError."""
+        base = Path(os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0] or os.environ.get("XDG_RUNTIME_DIR", ""))
+        if not base.is_absolute() or not os.access(base, os.W_OK) or len(str(base)) > _MAX_SOCKET_PATH - 40:
+            base = Path(tempfile.gettempdir())
+        prefix = f"engine-{os.getuid()}-"
+        if len(str(base)) + len(prefix) + 8 > _MAX_SOCKET_PATH - 20:
+            raise StartupError(f"{base} is too long for Unix sockets; set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
+        for old in base.glob(f"{prefix}*"):
+            _sweep(old)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # The lock, not a pid, says that the owner lives: pids mean nothing to another container.
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sweep(old: Path) -> None:
+    """Remove a run directory that nobody holds locked."""
+    try:
+        fd = os.open(old / _LOCK, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(old, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from pathlib import Path
 
 from engine.errors import EngineError
 from engine.ipc.board import State
@@ -12,7 +13,8 @@ from engine.ipc.child import begin, until_stopped
 from engine.ipc.messages import Ready, ToScheduler
 from engine.ipc.sockets import Puller, Pusher, context
 from scheduler_proc.build import build
-from scheduler_proc.process import Scheduler
+from scheduler_proc.process import Inbox, Scheduler
+from scheduler_proc.record import Header, Recorder, RecordingDevice, RecordingInbox
 
 
 def main() -> int:
@@ -20,17 +22,21 @@ def main() -> int:
     ctx = context()
     layout, hello = child.layout, child.hello()
     try:
-        inbox: Puller[ToScheduler] = Puller(ctx, layout.address(child.name), ToScheduler, hello)
+        inbox: Inbox = Puller(ctx, layout.address(child.name), ToScheduler, hello)
         workload, device = build(child.config, child.model)
         fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
         detokenizer = Pusher(ctx, layout.address("detokenizer 0"), hello)
+        if child.config.scheduler.record is not None:
+            num_tokens = workload.cache.pools[0].num_pages * workload.cache.page_size
+            recorder = Recorder(Path(child.config.scheduler.record), Header(child.config, child.model, num_tokens))
+            inbox, device = RecordingInbox(inbox, recorder), RecordingDevice(device, recorder)
         scheduler = Scheduler(workload, device, inbox, detokenizer, list(fronts), heartbeat, child.config.overlap_depth)
         gc.collect()
         gc.freeze()
         heartbeat.state(State.READY)
         facts: dict[str, str | int | float] = {
-            "pages": workload.pool.num_pages,
-            "page_size": workload.pool.page_size,
+            "pages": workload.cache.pools[0].num_pages,
+            "page_size": workload.cache.page_size,
             "max_len": workload.max_len,
             "max_running_requests": workload.slots.num_slots,
         }

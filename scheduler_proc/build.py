@@ -8,13 +8,18 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+import numpy as np
+
+from engine.config import EngineConfig, SchedulerOptions
 from engine.errors import ConfigError
 from engine.model_files.progress import Progress
 from engine.model_files.types import ModelFiles
-from scheduler_proc.cache.page_pool import PagePool
+from scheduler_proc.cache.events import EventBus, ZmqPublisher
+from scheduler_proc.cache.groups import CacheGroup
+from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.cache.radix_tree import RadixTree
 from scheduler_proc.plan import Device
-from scheduler_proc.planner import Planner
+from scheduler_proc.planner import Planner, PlannerOptions
 from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NULL_POOL_TOKENS = 1 << 20
+KV_EVENTS_TOPIC = "kv-events"
 
 
 def context_length(config: EngineConfig, model: ModelFiles) -> int:
@@ -41,27 +47,95 @@ def context_length(config: EngineConfig, model: ModelFiles) -> int:
 
 def build(config: EngineConfig, model: ModelFiles) -> tuple[GenerateWorkload, Device]:
     """Load the model, take the memory, return what the loop needs."""
-    options = config.scheduler
     if config.device == "null":
         device: Device = NullDevice(model.config.vocab_size)
-        num_tokens = options.max_total_tokens or NULL_POOL_TOKENS
+        num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
     else:
         device, num_tokens = _model_device(config, model)
-    pool = PagePool(num_tokens // options.page_size, options.page_size, device.pages_freed)
-    longest = min(context_length(config, model), pool.num_pages * pool.page_size)
-    slots = Slots(options.max_running_requests, longest, options.page_size, len(model.config.eos_ids))
-    planner = Planner(slots, pool, options.chunked_prefill_size, model.config.eos_ids)
-    workload = GenerateWorkload(
-        slots, pool, planner, vocab_size=model.config.vocab_size, context_length=context_length(config, model)
+    return build_workload(config, model, num_tokens, device.pages_freed), device
+
+
+def build_workload(
+    config: EngineConfig,
+    model: ModelFiles,
+    num_tokens: int,
+    pages_freed: Callable[[np.ndarray], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> GenerateWorkload:
+    """The host's part: slots, KV bookkeeping over `num_tokens` tokens, planner and workload."""
+    options = config.scheduler
+    num_pages = num_tokens // options.page_size
+    if num_pages < 1:
+        raise ConfigError(f"--max-total-tokens {num_tokens} is less than one page (--page-size {options.page_size}).")
+    longest = min(context_length(config, model), num_pages * options.page_size)
+    groups = (CacheGroup("full", "full"),)
+    bus = EventBus()
+    publisher = None
+    if options.kv_events_endpoint is not None:
+        publisher = ZmqPublisher(options.kv_events_endpoint, KV_EVENTS_TOPIC)
+        bus.subscribe(publisher)
+    cache = KvCache(
+        groups,
+        (num_pages,),
+        options.page_size,
+        options.max_running_requests,
+        longest,
+        None if options.disable_radix_cache else _tree_maker(options, groups, num_pages, clock, bus),
+        pages_freed,
     )
-    return workload, device
+    slots = Slots(options.max_running_requests, longest, len(model.config.eos_ids))
+    planner = Planner(
+        slots,
+        cache,
+        model.config.eos_ids,
+        PlannerOptions(
+            step_tokens=options.chunked_prefill_size,
+            chunk_tokens=options.max_prefill_tokens,
+            max_step_gap=options.max_step_gap,
+            policy=options.schedule_policy,
+            preemption_threshold=options.priority_preemption_threshold,
+            conservativeness=options.schedule_conservativeness,
+            seed=options.random_seed,
+        ),
+    )
+    return GenerateWorkload(
+        slots,
+        cache,
+        planner,
+        vocab_size=model.config.vocab_size,
+        context_length=context_length(config, model),
+        max_queued=options.max_queued_requests,
+        weights_version=model.name,
+        end_turn=[] if publisher is None else [publisher.flush],
+    )
+
+
+def _tree_maker(
+    options: SchedulerOptions,
+    groups: tuple[CacheGroup, ...],
+    num_pages: int,
+    clock: Callable[[], float],
+    bus: EventBus,
+) -> Callable[[Callable[[int, np.ndarray, int], None]], RadixTree]:
+    def make(on_evict: Callable[[int, np.ndarray, int], None]) -> RadixTree:
+        return RadixTree(
+            groups,
+            options.page_size,
+            policy=options.radix_eviction_policy,
+            on_evict=on_evict,
+            clock=clock,
+            bus=bus,
+            max_pinned_pages=[int(options.max_pinned_share * num_pages)] * len(groups),
+        )
+
+    return make
 
 
 def _model_device(config: EngineConfig, model: ModelFiles) -> tuple[Device, int]:
     import torch
 
     from kernels.dispatch import select
-    from scheduler_proc.cache.kv_pool import KVPool, default_tokens
+    from scheduler_proc.cache.kv_pool import KVPool, available_memory, default_tokens, fraction_tokens
     from scheduler_proc.models.decoder import Decoder
     from scheduler_proc.models.registry import spec_of
     from scheduler_proc.weights.load import load_weights
@@ -72,13 +146,20 @@ def _model_device(config: EngineConfig, model: ModelFiles) -> tuple[Device, int]
     torch.set_num_threads(config.process.cpu_threads or len(os.sched_getaffinity(0)))
     options = config.scheduler
     place = torch.device("cpu")
+    available = available_memory()
     dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
     kernels = select(place.type, dtype)
     begin = time.monotonic()
     decoder = Decoder(spec_of(model.config), kernels, place, dtype, max_position=context_length(config, model))
     load_weights(decoder, model, _shown())
     log.info("event=weights_loaded seconds=%.1f dtype=%s", time.monotonic() - begin, dtype)
-    num_tokens = options.max_total_tokens or default_tokens(_kv_bytes_per_token(decoder), options.page_size)
+    per_token = _kv_bytes_per_token(decoder)
+    num_tokens = options.max_total_tokens
+    if num_tokens is None and options.mem_fraction_static is not None:
+        weights = sum(tensor.nbytes for tensor in decoder.parameters().values())
+        num_tokens = fraction_tokens(options.mem_fraction_static, available, weights, per_token, options.page_size)
+    elif num_tokens is None:
+        num_tokens = default_tokens(per_token, options.page_size)
     num_pages = num_tokens // options.page_size
     shape = decoder.kv_shape
     kv_pool = KVPool(shape.num_layers, num_pages, options.page_size, shape.num_kv_heads, shape.head_dim, dtype, place)

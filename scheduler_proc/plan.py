@@ -61,8 +61,11 @@ class StepPlan(msgspec.Struct):
     """Some sampling row uses top_k, top_p or min_p."""
     rows_version: int
     """Equal in two plans only if their rows are equal and all decode: a device may keep what it derived."""
+    slots_version: int
+    """The host slots' version if no row had changed since; -1 where rows must be compared one by one."""
     joins: Joins | None
-    pages: PageUpdates | None
+    pages: tuple[PageUpdates | None, ...]
+    """Per cache group."""
 
 
 class StepResult(msgspec.Struct):
@@ -70,8 +73,8 @@ class StepResult(msgspec.Struct):
 
     tokens: np.ndarray
     """int32 [n, K]; K = 1 without drafting."""
-    counts: np.ndarray
-    """int32 [n]: how many of the row's tokens are valid; 0 where the row did not sample."""
+    counts: np.ndarray | None
+    """int32 [n]: how many of the row's tokens are valid; None = one where the plan samples, else none."""
     failed: np.ndarray | None
     """bool [n]: rows whose logits held NaN; None = no row."""
 

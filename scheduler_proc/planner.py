@@ -1,174 +1,332 @@
-"""Who runs next: token budget, admission, chunked prefill, page reservation, retraction. First come, first served.
+"""Who runs next: token budget, admission, chunked prefill, page reservation, retraction.
 
-A step holds at most `chunked_prefill_size` tokens. Decode rows come first, then prompts in the middle of their
-prefill, then waiting requests. While a prompt wants to move, decode rows leave it a part of the step; while rows
-decode, prompts leave them theirs: neither side stands still.
+A step holds at most `step_tokens` tokens. Decode rows come first, then prompts in the middle of their prefill, then
+waiting requests in the policy's order. While a prompt wants to move, decode rows leave it a part of the step; while
+rows decode, prompts leave them theirs; and no more requests run than can each move once in `max_step_gap` steps.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
+import msgspec
 import numpy as np
 
-from scheduler_proc.cache.page_pool import PagePool
+from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.estimate import OutputEstimate
+from scheduler_proc.forecast import Forecast
 from scheduler_proc.plan import StepPlan
+from scheduler_proc.policy import LOOKED_AT, effective_priority, make_order
 from scheduler_proc.request import Request
-from scheduler_proc.slots import Slots, SlotState
+from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
-RESERVED_TOKENS = 16
-"""Tokens ahead for which a decoding row reserves pages, so that a steady step uploads nothing."""
-EXPECTED_OUTPUT = 128
-"""Output tokens that admission keeps room for, per request; retraction covers the rest."""
 PREFILL_SHARE = 4
 """While a prompt waits, decode rows leave it at least 1 / PREFILL_SHARE of the step."""
+SHARED_PREFIX = 32
+"""A request waits for one just admitted if it can take over at least so many more tokens from it."""
+
+
+class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds and orders the plans; lengths in tokens."""
+
+    step_tokens: int = 256
+    chunk_tokens: int = 1 << 30
+    """Most prompt tokens of one request in a step."""
+    max_step_gap: int = 4
+    policy: str = "fcfs"
+    preemption_threshold: int = 10
+    conservativeness: float = 1.0
+    seed: int = 0
 
 
 class Planner:
-    """Plans steps over `slots` and `pool`; owns the waiting queue."""
+    """Plans steps over `slots` and `cache`; owns the waiting queue."""
 
-    def __init__(self, slots: Slots, pool: PagePool, step_tokens: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, slots: Slots, cache: KvCache, eos_ids: tuple[int, ...], options: PlannerOptions) -> None:
         self.slots = slots
-        self.pool = pool
-        self.step_tokens = step_tokens
+        self.cache = cache
         self.eos_ids = eos_ids
-        self.waiting: deque[Request] = deque()
+        self.options = options
+        self.waiting: dict[int, Request] = {}
+        """By request number, in no particular order."""
         self.admitting: Request | None = None
         """The request that admission works on: an exception there is its own."""
         self.step = 0
-        self.newest_in_flight: int | None = None
-        """Newest launched step whose result was not collected; None = the device is idle."""
         self.num_retractions = 0
-        self._rows_version = 0
+        self.estimate = OutputEstimate(options.conservativeness)
+        self._order = make_order(options.policy, self._cached, options.seed)
+        self._forecast: Forecast | None = None
+        """Of the running batch, within one round of admissions."""
         self._prefilling: list[int] = []
         """Slots in the middle of their prefill, in order of admission."""
-        self._admitted_at: dict[int, int] = {}
-        self._num_admitted = 0
-        self._stable_key: tuple[int, int] = (-1, -1)
+        self._blocked_at: tuple[int, int, int] | None = None
+        """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes."""
+        self._changes = 0
+        self._rows_version = 0
+        self._stable: DecodeRows | None = None
         self._q_ones = np.ones(slots.num_slots, np.int32)
         self._all_true = np.ones(slots.num_slots, bool)
         self._no_tokens = np.zeros(0, np.int32)
+        self._checked_until = -1
+        self._checked_rows: DecodeRows | None = None
+        self.max_rows = self._max_rows()
+
+    def _max_rows(self) -> int:
+        """Requests that can each move once in max_step_gap steps, prompts taking their share."""
+        budget, gap = self.options.step_tokens, self.options.max_step_gap
+        share = -(-budget // PREFILL_SHARE)
+        return max(1, gap * (budget - share) if budget > share else gap // 2)
 
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self.waiting[request.request] = request
+        self._changes += 1
 
     def remove_waiting(self, request: Request) -> None:
-        self.waiting.remove(request)
+        self.waiting.pop(request.request, None)
 
-    def release(self, slot: int) -> None:
-        """Empty a slot; its pages are free once the steps in flight are done."""
-        self.pool.give_back(self.slots.leave(slot), self.newest_in_flight)
-        self._admitted_at.pop(slot, None)
+    def release(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None) -> None:
+        """Empty a slot; with `keys` its first `num_tokens` tokens stay in the prefix cache."""
+        self.cache.end(slot, request, num_tokens, keys)
+        self.slots.leave(slot)
         if slot in self._prefilling:
             self._prefilling.remove(slot)
+        self._changes += 1
 
-    # -- planning -------------------------------------------------------------------------------------------------
+    def _cached(self, request: Request) -> tuple[int, object]:
+        match = self.cache.match(request)
+        return (0, None) if match is None else (match.num_tokens, match.node)
+
+    # -- admission ------------------------------------------------------------------------------------------------
 
     def admit(self, now_ns: int) -> None:
         """Move waiting requests into slots while slots, pages and the step's tokens last."""
-        slots, pool = self.slots, self.pool
-        if not self.waiting or not slots.num_free:
+        if self._blocked_at == self._circumstances():
             return
-        budget = self.step_tokens - self._pending_prefill_tokens()
-        promised = self._expected_growth()
-        while self.waiting and slots.num_free and budget > 0:
-            request = self.waiting[0]
-            self.admitting = request
-            remaining = request.max_output - len(request.output_ids)
-            needed = pool.pages_for(request.num_known + min(remaining, EXPECTED_OUTPUT))
-            at_once = pool.pages_for(request.num_known + 1)
-            alone = slots.num_used == 0
-            if pool.num_free < (at_once if alone else needed + promised):
+        budget = self.options.step_tokens - self._pending_prefill_tokens()
+        if budget <= 0 or not self._has_slot():
+            return
+        fresh = [self.slots.occupant[slot] for slot in self._prefilling]
+        self._forecast = None
+        for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
+            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or budget <= 0:
                 break
-            self.waiting.popleft()
-            slot = slots.join(request, self.eos_ids)
-            slots.extend_pages(slot, pool.take(at_once))
-            self._prefilling.append(slot)
-            self._admitted_at[slot] = self._num_admitted
-            self._num_admitted += 1
-            if not request.stamps.first_scheduled:
-                request.stamps.first_scheduled = now_ns
-            promised += needed - at_once
-            budget -= request.num_known
+            self.admitting = request
+            if self._waits_for_prefix(request, fresh):
+                continue
+            if not self._try_admit(request, now_ns):
+                self._blocked_at = self._circumstances()
+                break
+            fresh.append(request)
+            rest = int(self.slots.prefill_end[request.slot] - self.slots.planned[request.slot])
+            budget -= min(rest, self.options.chunk_tokens)
         self.admitting = None
+
+    def _circumstances(self) -> tuple[int, int, int]:
+        return self._changes, self.slots.version, self.cache.pools[0].num_free
+
+    def _try_admit(self, request: Request, now_ns: int) -> bool:
+        """Give a request a slot if memory is expected to last; else change nothing."""
+        cache, slots = self.cache, self.slots
+        match = cache.match(request)
+        lock = cache.hold(match)
+        cached = 0 if match is None else match.num_tokens
+        while not self._fits(request, cached):
+            if self.options.policy != "priority" or not self._preempt(request):
+                cache.let_go(lock)
+                return False
+        if self._forecast is not None:
+            self._forecast.add(request.num_known, self._rest_of(request), cached // cache.page_size)
+        del self.waiting[request.request]
+        slot = slots.join(request, self.eos_ids, cached)
+        cache.begin(slot, match, lock)
+        self._prefilling.append(slot)
+        self._changes += 1
+        for other in self.waiting.values():
+            other.overtaken += other.arrival < request.arrival
+        if request.cached_tokens < 0:
+            request.cached_tokens = min(cached, len(request.prompt_ids))
+        if not request.stamps.first_scheduled:
+            request.stamps.first_scheduled = now_ns
+        return True
+
+    def _fits(self, request: Request, cached: int) -> bool:
+        """Whether the request's prompt and expected answer fit beside what the running ones are expected to need."""
+        cache = self.cache
+        cached_pages = cached // cache.page_size
+        available = cache.available(0)
+        if self.slots.num_used == 0:
+            return cache.pages_for(request.num_known + 1) - cached_pages <= available
+        if self._forecast is None:
+            self._forecast = self._forecast_now()
+        return self._forecast.fits(request.num_known, self._rest_of(request), cached_pages, available)
+
+    def _rest_of(self, request: Request) -> int:
+        produced = np.array([len(request.output_ids)])
+        return int(self.estimate.remaining(np.array([request.max_output]), produced)[0])
+
+    def _forecast_now(self) -> Forecast:
+        slots, table = self.slots, self.cache.tables[0]
+        used = slots.used()
+        known = slots.num_known[used].astype(np.int64)
+        produced = known - slots.prompt_len[used]
+        rest = self.estimate.remaining(slots.full_len[used] - slots.prompt_len[used], produced)
+        return Forecast(self.cache.page_size, known, rest, table.num[used], table.shared[used])
+
+    def _waits_for_prefix(self, request: Request, fresh: list[Request | None]) -> bool:
+        """Whether a prompt that is being computed right now will spare this request a good part of its own."""
+        if self.cache.tree is None:
+            return False
+        mine: int | None = None
+        for other in fresh:
+            if other is None or other.namespace != request.namespace or other is request:
+                continue
+            length = min(len(other.keys), len(request.keys) - 1)
+            differs = np.flatnonzero(other.keys[:length] != request.keys[:length])
+            shared = int(differs[0]) if len(differs) else length
+            shared -= shared % self.cache.page_size
+            if shared < SHARED_PREFIX:
+                continue
+            if mine is None:
+                mine = self._cached(request)[0]
+            if shared - mine >= SHARED_PREFIX:
+                return True
+        return False
+
+    def _has_slot(self) -> bool:
+        """A slot is free, or the least important occupant made way for somebody far more important."""
+        if self.slots.num_free:
+            return True
+        return self.options.policy == "priority" and self._preempt(self._order(list(self.waiting.values()))[0])
+
+    def _preempt(self, request: Request) -> bool:
+        running = [r for r in self.slots.occupant if r is not None and self.slots.state[r.slot] != SlotState.HELD]
+        if not running:
+            return False
+        least = min(running, key=lambda r: (r.priority, -int(self.slots.admitted[r.slot])))
+        if effective_priority(request) - least.priority <= self.options.preemption_threshold:
+            return False
+        self._retract(least.slot)
+        self._forecast = None
+        return True
+
+    # -- planning -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if no row can move."""
-        rows = self._choose_decode_rows()
-        if len(rows):
-            rows = self._reserve(rows)
-        chunk_rows, chunk_lens = self._choose_chunks(self.step_tokens - len(rows))
-        if len(rows) == 0 and not chunk_rows:
-            return None
-        self.step += 1
-        plan = self._decode_plan(rows) if not chunk_rows else self._mixed_plan(rows, chunk_rows, chunk_lens)
-        self.slots.last_step[plan.rows] = self.step
+        decode = self.slots.decode()
+        if not self._prefilling and len(decode.rows) and self._all_may_go_on(decode):
+            plan = self._steady_plan(decode)
+        else:
+            rows = self._choose_decode_rows(decode)
+            chunk_rows, chunk_lens = self._choose_chunks(self.options.step_tokens - len(rows))
+            if len(rows) == 0 and not chunk_rows:
+                return None
+            plan = self._mixed_plan(rows, chunk_rows, chunk_lens)
+            self.slots.last_step[plan.rows] = plan.step
         return plan
 
-    def _choose_decode_rows(self) -> np.ndarray:
+    def _all_may_go_on(self, decode: DecodeRows) -> bool:
+        """Whether every decoding row takes part and has its page; makes the pages if that is all that is missing."""
+        if len(decode.rows) > self.options.step_tokens:
+            return False
+        if self._checked_rows is decode and self.step < self._checked_until:
+            return True
+        slots, cache = self.slots, self.cache
+        planned = slots.planned[decode.index]
+        rest = int((slots.last_planned[decode.index] - planned).min())
+        if rest <= 0:
+            return False
+        short = cache.short_rows(decode.rows, slots.planned)
+        if len(short):
+            if not all(cache.make_room(group, len(short)) for group in range(len(cache.groups))):
+                return False
+            self._take_pages(short)
+        room = int((cache.tables[0].num[decode.index] * cache.page_size - planned).min())
+        # Until the first row ends or fills its pages there is nothing to look at again.
+        self._checked_rows, self._checked_until = decode, self.step + min(rest, room)
+        return True
+
+    def _steady_plan(self, decode: DecodeRows) -> StepPlan:
+        """A step of all decode rows and nothing else: numpy only, the same work whatever the batch."""
         slots = self.slots
-        rows = slots.decode_rows()
+        if self._stable is not decode:
+            self._stable = decode
+            self._rows_version += 1
+        self.step += 1
+        kv_lens = slots.planned[decode.index] + 1
+        slots.planned[decode.index] = kv_lens
+        slots.last_step[decode.index] = self.step
+        num = len(decode.rows)
+        return StepPlan(
+            step=self.step,
+            rows=decode.rows,
+            num_decode=num,
+            q_lens=self._q_ones[:num],
+            kv_lens=kv_lens,
+            tokens=self._no_tokens,
+            sample=self._all_true[:num],
+            all_greedy=decode.all_greedy,
+            needs_filter=decode.needs_filter,
+            rows_version=self._rows_version,
+            slots_version=slots.version,
+            joins=slots.take_joins(),
+            pages=self.cache.take_updates(),
+        )
+
+    def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:
+        slots, rows = self.slots, decode.rows
+        rows = rows[slots.planned[rows] < slots.last_planned[rows]]
         if len(rows) == 0:
             return rows
-        wants = slots.planned_output[rows] < slots.max_output[rows]
-        if not wants.all():
-            rows = rows[wants]
-        limit = self.step_tokens
+        limit = self.options.step_tokens
         if self._prefilling:
             share = -(-limit // PREFILL_SHARE)
             limit = limit - share if limit > share else (self.step + 1) % 2
         if len(rows) > limit:
             order = np.argsort(slots.last_step[rows], kind="stable")[:limit]
             rows = np.sort(rows[order])
-        return rows
+        return self._reserve(rows)
 
     def _choose_chunks(self, budget: int) -> tuple[list[int], list[int]]:
+        """Prompts that move in this step, oldest first, and how far; pages for them are taken."""
+        slots, cache = self.slots, self.cache
         rows, lens = [], []
-        for slot in self._prefilling:
+        for slot in list(self._prefilling):
             if budget <= 0:
                 break
-            length = min(budget, int(self.slots.prefill_end[slot] - self.slots.planned[slot]))
+            start, end = int(slots.planned[slot]), int(slots.prefill_end[slot])
+            length = min(budget, end - start, self.options.chunk_tokens)
+            # The last chunk samples, and the token after it wants a place.
+            until = start + length + (start + length == end)
+            if not cache.grow(slot, until):
+                length = self._shorter_chunk(slot, start, length)
+                if length <= 0:
+                    continue
             rows.append(slot)
             lens.append(length)
             budget -= length
+        if not rows and self._prefilling and not cache.in_flight and len(self.slots.decode().rows) == 0:
+            self._free_memory_for(self._prefilling[0])
         return rows, lens
 
-    def _decode_plan(self, rows: np.ndarray) -> StepPlan:
-        """A step of decode rows alone: the steady state, numpy only."""
-        slots = self.slots
-        key = (slots.version, len(rows))
-        if key != self._stable_key or rows is not slots.decode_rows():
-            self._rows_version += 1
-            self._stable_key = key if rows is slots.decode_rows() else (-1, -1)
-        kv_lens = slots.planned[rows] + 1
-        slots.planned[rows] = kv_lens
-        slots.planned_output[rows] += 1
-        num = len(rows)
-        return StepPlan(
-            step=self.step,
-            rows=rows,
-            num_decode=num,
-            q_lens=self._q_ones[:num],
-            kv_lens=kv_lens,
-            tokens=self._no_tokens,
-            sample=self._all_true[:num],
-            all_greedy=bool(slots.greedy[rows].all()),
-            needs_filter=bool(slots.filtered[rows].any()),
-            rows_version=self._rows_version,
-            joins=slots.take_joins(),
-            pages=slots.take_page_updates(),
-        )
+    def _shorter_chunk(self, slot: int, start: int, length: int) -> int:
+        """What of a chunk fits into the pages that can be had now, in whole pages."""
+        cache = self.cache
+        room = min(cache.available(group) for group in range(len(cache.groups)))
+        fits = (int(cache.tables[0].num[slot]) + room) * cache.page_size - start
+        length = min(length - 1, fits)
+        return length if length > 0 and cache.grow(slot, start + length) else 0
 
     def _mixed_plan(self, decode: np.ndarray, chunk_rows: list[int], chunk_lens: list[int]) -> StepPlan:
         slots = self.slots
+        self.step += 1
         chunks = np.array(chunk_rows, np.int32)
         rows = np.concatenate([decode, chunks])
         q_lens = np.concatenate([self._q_ones[: len(decode)], np.array(chunk_lens, np.int32)])
         # Joins are taken before `planned` moves: they carry the context the slot begins with.
         joins = slots.take_joins()
         starts = slots.planned[chunks]
+        self.cache.leave_window(chunks, slots.planned)
         tokens = [
             slots.tokens[slot, start : start + length]
             for slot, start, length in zip(chunk_rows, starts.tolist(), chunk_lens, strict=True)
@@ -177,88 +335,104 @@ class Planner:
         slots.planned[rows] = kv_lens
         done = kv_lens[len(decode) :] == slots.prefill_end[chunks]
         sample = np.concatenate([self._all_true[: len(decode)], done])
-        slots.planned_output[rows[sample]] += 1
         for slot in chunks[done].tolist():
             slots.set_state(slot, SlotState.DECODE)
             self._prefilling.remove(slot)
         sampling = rows[sample]
         self._rows_version += 1
-        self._stable_key = (-1, -1)
+        self._stable = None
         return StepPlan(
             step=self.step,
             rows=rows,
             num_decode=len(decode),
             q_lens=q_lens,
             kv_lens=kv_lens,
-            tokens=np.concatenate(tokens),
+            tokens=np.concatenate(tokens) if tokens else self._no_tokens,
             sample=sample,
             all_greedy=bool(slots.greedy[sampling].all()),
             needs_filter=bool(slots.filtered[sampling].any()),
             rows_version=self._rows_version,
+            slots_version=-1,
             joins=joins,
-            pages=slots.take_page_updates(),
+            pages=self.cache.take_updates(),
         )
 
-    # -- pages ----------------------------------------------------------------------------------------------------
+    # -- memory ---------------------------------------------------------------------------------------------------
 
     def _reserve(self, rows: np.ndarray) -> np.ndarray:
-        """Pages for one more token of each of `rows`; retracts the youngest requests until they suffice.
+        """Pages for one more token of each of `rows`; retracts requests until they suffice.
 
         Returns the rows that have their page; the others wait for pages in flight.
         """
-        slots, pool = self.slots, self.pool
-        short = rows[slots.planned[rows] + 1 > slots.num_pages[rows] * pool.page_size]
-        if len(short) == 0:
-            return rows
-        while len(short) > pool.num_free:
-            victim = self._youngest()
-            if pool.num_in_flight or victim is None:
-                waits = short[pool.num_free :]
-                rows = rows[~np.isin(rows, waits)]
-                short = short[: pool.num_free]
+        cache, slots = self.cache, self.slots
+        short = cache.short_rows(rows, slots.planned)
+        while len(short):
+            room = min(cache.available(group) for group in range(len(cache.groups)))
+            if len(short) <= room:
+                break
+            victim = self._victim()
+            if cache.in_flight or victim is None:
+                rows = rows[~np.isin(rows, short[room:])]
+                short = short[:room]
             else:
                 self._retract(victim)
+                self.estimate.ran_out()
                 rows = rows[rows != victim]
                 short = short[short != victim]
-        for ahead in range(max(1, RESERVED_TOKENS // pool.page_size)):
-            if ahead:
-                short = short[self._may_grow(short)]
-            if len(short) == 0 or len(short) > pool.num_free:
-                break
-            slots.append_pages(short, pool.take(len(short)))
+        if len(short):
+            made = min(self._room_made(group, len(short)) for group in range(len(cache.groups)))
+            if made < len(short):
+                # Evicted pages that a running step still reads come free with it.
+                rows = rows[~np.isin(rows, short[made:])]
+                short = short[:made]
+            self._take_pages(short)
         return rows
 
-    def _may_grow(self, rows: np.ndarray) -> np.ndarray:
-        """bool: rows whose answer may still grow beyond their pages."""
-        slots = self.slots
-        longest = np.minimum(slots.prompt_len[rows] + slots.max_output[rows], slots.max_len)
-        return slots.num_pages[rows] * self.pool.page_size < longest
+    def _room_made(self, group: int, num: int) -> int:
+        self.cache.make_room(group, num)
+        return min(num, self.cache.pools[group].num_free)
 
-    def _youngest(self) -> int | None:
-        """Slot of the request admitted last; None if at most one is left to choose from."""
-        running = [slot for slot in self._admitted_at if self.slots.state[slot] != SlotState.HELD]
-        return max(running, key=self._admitted_at.__getitem__) if len(running) > 1 else None
+    def _take_pages(self, short: np.ndarray) -> None:
+        slots = self.slots
+        self.cache.leave_window(short, slots.planned)
+        self.cache.reserve(short, np.minimum(slots.full_len[short], slots.max_len))
+
+    def _free_memory_for(self, oldest: int) -> None:
+        """Nothing can move for lack of pages: retract the youngest request but never the oldest."""
+        victim = self._victim()
+        if victim is not None and victim != oldest:
+            self._retract(victim)
+            self.estimate.ran_out()
+
+    def _victim(self) -> int | None:
+        """The running request whose retraction loses least: fewest produced tokens, youngest; never the oldest."""
+        slots = self.slots
+        running = np.flatnonzero((slots.state == SlotState.PREFILL) | (slots.state == SlotState.DECODE))
+        if len(running) <= 1:
+            return None
+        oldest = running[np.argmin(slots.admitted[running])]
+        others = running[running != oldest]
+        produced = slots.num_known[others] - slots.prompt_len[others]
+        return int(others[np.lexsort((-slots.admitted[others], produced))[0]])
 
     def _retract(self, slot: int) -> None:
-        """Take a running request out of the batch, first in the queue; it resumes from what it has produced."""
-        request = self.slots.occupant[slot]
+        """Take a running request out of the batch; what it has computed stays in the tree, where it resumes."""
+        slots = self.slots
+        request = slots.occupant[slot]
         assert request is not None
-        request.output_ids = self.slots.output_ids(slot)
+        num_known = int(slots.num_known[slot])
+        keys = slots.tokens[slot, :num_known].astype(np.int64)
+        # A prompt whose last chunk is still in flight has nothing more to share than its chunks did.
+        computed = num_known - 1 if slots.state[slot] == SlotState.DECODE and not slots.is_new[slot] else 0
+        request.output_ids = slots.output_ids(slot)
+        request.keys = keys
         request.num_retractions += 1
         self.num_retractions += 1
-        self.release(slot)
-        self.waiting.appendleft(request)
+        self.release(slot, request, computed, keys if computed else None)
+        self.waiting[request.request] = request
 
     def _pending_prefill_tokens(self) -> int:
-        slots = self.slots
-        rows = self._prefilling
-        return int((slots.prefill_end[rows] - slots.planned[rows]).sum()) if rows else 0
-
-    def _expected_growth(self) -> int:
-        """Pages that the running requests are expected to need beyond those they hold."""
-        slots = self.slots
-        rows = np.flatnonzero(slots.state != SlotState.FREE)
-        remaining = np.minimum(slots.max_output[rows] - slots.num_output[rows], EXPECTED_OUTPUT)
-        final = slots.num_known[rows] + remaining
-        pages = -(-final // self.pool.page_size)
-        return int(np.maximum(pages - slots.num_pages[rows], 0).sum())
+        slots, rows = self.slots, self._prefilling
+        if not rows:
+            return 0
+        return int(np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens).sum())

@@ -12,7 +12,18 @@ import msgspec
 
 from engine.errors import EngineError, InternalError
 from engine.ipc.board import Heartbeat
-from engine.ipc.messages import Abort, Resend, Stats, StatsCall, Stop, TokenizedRequest, ToScheduler
+from engine.ipc.messages import (
+    Abort,
+    FlushCall,
+    PinTokens,
+    Resend,
+    Stats,
+    StatsCall,
+    Stop,
+    TokenizedRequest,
+    ToScheduler,
+    UnpinCall,
+)
 from scheduler_proc.plan import Device, Handle
 from scheduler_proc.workload import GenerateWorkload
 
@@ -100,6 +111,7 @@ class Scheduler:
         collected = clock()
         if workload.outbox:
             self._send()
+        workload.end_turn()
         self._heartbeat.beat(workload.planner.step, len(workload.requests))
         sent = clock()
         times = self.times
@@ -151,6 +163,8 @@ class Scheduler:
             workload.resend(message.request, message.attempt, message.first_token)
         elif isinstance(message, StatsCall):
             self._fronts[message.front].send(workload.stats(message.call))
+        elif isinstance(message, FlushCall | PinTokens | UnpinCall):
+            self._fronts[message.front].send(workload.answer(message))
 
     def _collect(self, handle: Handle) -> None:
         try:

@@ -25,9 +25,20 @@ class Request(msgspec.Struct, eq=False):
     max_output: int
     """Output tokens after which it ends by length."""
     stamps: Stamps
+    namespace: bytes
+    """Root of the prefix cache it may share pages with."""
+    priority: int
+    arrival: int
+    """Rank in the order of arrival at this scheduler."""
+    keys: np.ndarray
+    """int64 [num_known]: cache keys of prompt and known output."""
     slot: int = -1
     """Index into slots while running, else -1."""
     num_retractions: int = 0
+    overtaken: int = 0
+    """Admissions of later arrivals while it waited: what ageing counts."""
+    cached_tokens: int = -1
+    """Prompt tokens found in the cache when it was first admitted; -1 before."""
     started: bool = False
     """Its first token of this attempt was reported."""
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.errors import ContextLengthError, EngineError, InternalError, InvalidRequestError
-from engine.ipc.messages import Finish, Started, Stats, StepOutput, TokenizedRequest, unpack_i32, unpack_u64
-from scheduler_proc.cache.page_pool import PagePool
-from scheduler_proc.outbox import Outbox
+from engine.errors import ContextLengthError, EngineError, InternalError, InvalidRequestError, OverloadedError
+from engine.ipc.messages import (
+    Finish,
+    FlushCall,
+    PinTokens,
+    Reply,
+    Started,
+    Stats,
+    StepOutput,
+    TokenizedRequest,
+    UnpinCall,
+    unpack_i32,
+    unpack_u64,
+)
+from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.cache.namespace import namespace
+from scheduler_proc.outbox import Outbox, SteadyRows
 from scheduler_proc.plan import StepPlan, StepResult
 from scheduler_proc.planner import Planner
+from scheduler_proc.rate import Rate
 from scheduler_proc.request import Request
-from scheduler_proc.slots import Slots, SlotState
+from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +40,42 @@ class GenerateWorkload:
     def __init__(
         self,
         slots: Slots,
-        pool: PagePool,
+        cache: KvCache,
         planner: Planner,
         *,
         vocab_size: int,
         context_length: int,
+        max_queued: int | None = None,
+        weights_version: str = "default",
+        end_turn: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.slots = slots
-        self.pool = pool
+        self.cache = cache
         self.planner = planner
         self.outbox = Outbox()
         self.vocab_size = vocab_size
         self.context_length = context_length
-        self.max_len = min(context_length, pool.num_pages * pool.page_size)
+        self.max_len = min(context_length, cache.max_tokens)
         """Most tokens of one request."""
+        self.max_queued = max_queued
         self.requests: dict[int, Request] = {}
         self.audit_errors = 0
         self.num_output_tokens = 0
         """Tokens produced since the start."""
-        self._epochs: dict[int, np.ndarray] = {}
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.ended = Rate()
+        """How fast requests leave, for Retry-After."""
+        self._weights_version = weights_version
+        self._end_turn: list[Callable[[], object]] = list(end_turn)
+        if cache.tree is not None:
+            self._end_turn.append(cache.tree.expire_pins)
+        self._num_arrived = 0
+        self._epochs: dict[int, tuple[int, np.ndarray]] = {}
+        self._told: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """Slots of which a launched step tells the device something new, and their epochs."""
+        self._steady: SteadyRows | None = None
+        self._steady_of: DecodeRows | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -56,6 +88,15 @@ class GenerateWorkload:
         try:
             request = self._checked(message)
         except EngineError as error:
+            self.outbox.fail(message.request, message.attempt, message.front, error.info())
+            return
+        if self.max_queued is not None and len(self.planner.waiting) >= self.max_queued:
+            wait_s = self.ended.seconds_for(len(self.planner.waiting) + 1)
+            error = OverloadedError(
+                f"The queue is full: {len(self.planner.waiting)} requests wait (--max-queued-requests "
+                f"{self.max_queued}). Try again in about {wait_s} s.",
+                retry_after_s=wait_s,
+            )
             self.outbox.fail(message.request, message.attempt, message.front, error.info())
             return
         self.requests[request.request] = request
@@ -73,6 +114,7 @@ class GenerateWorkload:
         for name, ids in (("prompt", prompt), ("output_ids", output)):
             if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size):
                 raise InvalidRequestError(f"{name} holds a token id outside 0..{self.vocab_size - 1}.", param=name)
+        message.sampling.checked(self.vocab_size)
         room = self.max_len - len(prompt)
         if room < 1:
             raise ContextLengthError(
@@ -87,6 +129,7 @@ class GenerateWorkload:
             )
         if message.request in self.requests:
             raise InternalError(f"request {message.request} is here already")
+        self._num_arrived += 1
         message.stamps.queued = time.monotonic_ns()
         return Request(
             request=message.request,
@@ -99,6 +142,10 @@ class GenerateWorkload:
             stream=message.stream,
             max_output=room if wanted is None else wanted,
             stamps=message.stamps,
+            namespace=self._namespace(message.cache_salt),
+            priority=message.priority,
+            arrival=self._num_arrived,
+            keys=np.concatenate([prompt, output]).astype(np.int64),
         )
 
     def _limit(self) -> str:
@@ -123,7 +170,7 @@ class GenerateWorkload:
         """The detokenizer found the end of the text after `num_tokens` tokens, or confirms a held-back end."""
         request = self._known(number, attempt)
         if request is not None:
-            self._drop(request)
+            self._finish(request, num_tokens)
 
     def resend(self, number: int, attempt: int, first_token: int) -> None:
         """Say again what a request produced from output index `first_token` on."""
@@ -134,7 +181,9 @@ class GenerateWorkload:
             self.outbox.fail(number, attempt, -1, error.info())
             return
         output = self.slots.output_ids(request.slot) if request.slot >= 0 else request.output_ids
-        self.outbox.add_row(request, first_token, output[first_token:])
+        held = request.slot >= 0 and self.slots.state[request.slot] == SlotState.HELD
+        finish = Finish(int(self.slots.finish[request.slot])) if held else Finish.NONE
+        self.outbox.add_row(request, first_token, output[first_token:], finish, held=held)
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End one request with an error."""
@@ -145,15 +194,32 @@ class GenerateWorkload:
         request = self.requests.get(number)
         return request if request is not None and request.attempt == attempt else None
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: Request, num_tokens: int = 0, keys: np.ndarray | None = None) -> None:
+        """Forget a request; with `keys` the first `num_tokens` tokens of its slot stay in the prefix cache."""
         del self.requests[request.request]
         if request.slot >= 0:
-            self.planner.release(request.slot)
-        elif request in self.planner.waiting:
+            self.planner.release(request.slot, request, num_tokens, keys)
+        else:
             self.planner.remove_waiting(request)
 
+    def _finish(self, request: Request, num_output: int | None = None) -> None:
+        """A request has ended well, after `num_output` tokens of its output (None: all): cache what it computed."""
+        self.ended.count()
+        slot = request.slot
+        if slot < 0:
+            self._drop(request)
+            return
+        slots = self.slots
+        # The last token has no KV, and what comes after a stop string is not cached.
+        computed = int(slots.num_known[slot]) - 1
+        if num_output is not None:
+            computed = min(computed, int(slots.prompt_len[slot]) + num_output)
+        self.planner.estimate.finished(request.max_output, slots.num_output(slot))
+        collected = not slots.is_new[slot]
+        self._drop(request, computed, slots.tokens[slot, :computed].astype(np.int64) if collected else None)
+
     def _num_output(self, request: Request) -> int:
-        return int(self.slots.num_output[request.slot]) if request.slot >= 0 else len(request.output_ids)
+        return self.slots.num_output(request.slot) if request.slot >= 0 else len(request.output_ids)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -177,34 +243,40 @@ class GenerateWorkload:
 
     def launched(self, plan: StepPlan) -> None:
         """The device has taken the plan."""
-        self._epochs[plan.step] = self.slots.epoch[plan.rows]
-        self.planner.newest_in_flight = plan.step
+        steady = plan.slots_version == self.slots.version
+        epochs = self.slots.decode().epochs if steady else self.slots.epoch[plan.rows]
+        self._epochs[plan.step] = (plan.slots_version, epochs)
+        told = _told(plan)
+        if told is not None:
+            self._told[plan.step] = (told, self.slots.epoch[told])
+        self.cache.launched(plan.step)
 
     def launch_failed(self, plan: StepPlan, error: Exception) -> None:
         """The device refused the plan: everything it told of is lost, so all it names fail."""
-        slots = [plan.rows]
-        if plan.joins is not None:
-            slots.append(plan.joins.slots)
-        if plan.pages is not None:
-            slots.append(plan.pages.slots)
-        self._fail_all(self._occupants(np.unique(np.concatenate(slots))), "launch", error)
+        told = _told(plan)
+        slots = plan.rows if told is None else np.union1d(plan.rows, told)
+        self._fail_all(self._occupants(slots), "launch", error)
 
     def collected(self, plan: StepPlan, result: StepResult | Exception) -> None:
         """A step is done: take in its tokens, or fail its requests."""
-        epochs = self._epochs.pop(plan.step)
-        same = self.slots.epoch[plan.rows] == epochs
-        if plan.step == self.planner.newest_in_flight:
-            self.planner.newest_in_flight = None
-        if isinstance(result, Exception):
-            self._fail_all(self._occupants(plan.rows[same]), "step", result)
-        else:
-            try:
-                self._absorb(plan, result, same)
-            except Exception as error:
-                # Whoever ended before the exception is gone from the slots already.
-                same &= self.slots.epoch[plan.rows] == epochs
-                self._fail_all(self._occupants(plan.rows[same]), "result", error)
-        self.pool.step_done(plan.step)
+        version, epochs = self._epochs.pop(plan.step)
+        told = self._told.pop(plan.step, None)
+        # Before anything is given back: what this step used is free of it now.
+        self.cache.collected(plan.step)
+        try:
+            if isinstance(result, Exception):
+                raise result
+            if version == self.slots.version and result.failed is None and result.counts is None:
+                self._absorb_steady(result)
+            else:
+                self._absorb(plan, result, self.slots.epoch[plan.rows] == epochs)
+        except Exception as error:
+            # Whoever ended before the exception is gone from the slots already.
+            slots = [plan.rows[self.slots.epoch[plan.rows] == epochs]]
+            if told is not None and isinstance(result, Exception):
+                # Whether the device has heard of these is not known.
+                slots.append(told[0][self.slots.epoch[told[0]] == told[1]])
+            self._fail_all(self._occupants(np.unique(np.concatenate(slots))), "step", error)
 
     def send_failed(self, output: StepOutput, error: Exception) -> None:
         """A message could not be sent: whoever is in it ends with an error, which the next message carries."""
@@ -226,58 +298,101 @@ class GenerateWorkload:
         occupants = (self.slots.occupant[slot] for slot in slots.tolist())
         return [request for request in occupants if request is not None]
 
+    def _absorb_steady(self, result: StepResult) -> None:
+        """Nobody came or went since the step was planned: all its rows decode, and their bytes are at hand."""
+        decode = self.slots.decode()
+        if self._steady_of is not decode:
+            self._steady_of, self._steady = decode, SteadyRows(decode.requests, decode.attempts)
+        self._take_tokens(decode.rows, decode.index, result.tokens[:, 0], decode.stop_width, self._steady)
+
     def _absorb(self, plan: StepPlan, result: StepResult, same: np.ndarray) -> None:
         if result.failed is not None:
             self._fail_rows(plan, result.failed & same)
             same = same & ~result.failed
+        self._commit_chunks(plan, same)
         slots = self.slots
-        took = (result.counts > 0) & same & (slots.state[plan.rows] == SlotState.DECODE)
+        sampled = plan.sample if result.counts is None else result.counts > 0
+        took = sampled & same & (slots.state[plan.rows] == SlotState.DECODE)
         rows = plan.rows[took]
-        if len(rows) == 0:
-            return
-        tokens = result.tokens[took, 0]
-        first = slots.num_output[rows]
-        slots.tokens[rows, slots.num_known[rows]] = tokens
-        slots.num_known[rows] += 1
-        slots.num_output[rows] = first + 1
-        stopped = (slots.stop_ids[rows] == tokens[:, None]).any(axis=1)
-        finish = np.where(stopped, np.uint8(Finish.STOP_TOKEN), np.uint8(Finish.NONE))
-        finish[(first + 1 >= slots.max_output[rows]) & ~stopped] = Finish.LENGTH
-        held = slots.holds_end[rows] & (finish != Finish.NONE)
+        if len(rows):
+            width = int(slots.num_stop_ids[rows].max())
+            self._take_tokens(rows, rows, result.tokens[took, 0], width, None)
+
+    def _commit_chunks(self, plan: StepPlan, same: np.ndarray) -> None:
+        """Prompt chunks that this step has computed may be shared from now on."""
+        for index in range(plan.num_decode, len(plan.rows)):
+            if same[index]:
+                slot = int(plan.rows[index])
+                request = self.slots.occupant[slot]
+                assert request is not None
+                self.cache.commit(slot, request, int(plan.kv_lens[index]))
+
+    def _take_tokens(
+        self,
+        rows: np.ndarray,
+        index: np.ndarray | slice,
+        tokens: np.ndarray,
+        stop_width: int,
+        steady: SteadyRows | None,
+    ) -> None:
+        """One new token for each of `rows` (`index` says the same, faster): keep it, report it, see who has ended."""
+        slots = self.slots
+        now_known = slots.num_known[index] + 1
+        slots.tokens[rows, now_known - 1] = tokens
+        slots.num_known[index] = now_known
         self.num_output_tokens += len(rows)
-        if slots.is_new[rows].any():
-            self._report_start(rows[slots.is_new[rows]])
+        ends = now_known >= slots.full_len[index]
+        stopped = None
+        if stop_width:
+            stopped = (slots.stop_ids[index, :stop_width] == tokens[:, None]).any(axis=1)
+            ends = ends | stopped
+        if slots.num_new:
+            self._report_start(rows[slots.is_new[index]])
+        first = now_known - 1 - slots.prompt_len[index]
+        if steady is not None and not ends.any():
+            self.outbox.add_steady(steady, first, tokens)
+            return
+        finish = np.where(ends, np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
+        if stopped is not None:
+            finish[stopped] = Finish.STOP_TOKEN
+        held = slots.holds_end[index] & ends
         self.outbox.add_tokens(
-            slots.request[rows],
-            slots.attempt[rows],
+            slots.request[index].copy(),
+            slots.attempt[index].copy(),
             first,
             np.ones(len(rows), np.int32),
             tokens,
             finish,
             held.astype(np.uint8),
         )
-        if finish.any():
-            self._end(rows[finish != Finish.NONE], held[finish != Finish.NONE])
+        if ends.any():
+            self._end(rows[ends], held[ends], finish[ends])
 
-    def _end(self, rows: np.ndarray, held: np.ndarray) -> None:
+    def _end(self, rows: np.ndarray, held: np.ndarray, finish: np.ndarray) -> None:
+        self.slots.finish[rows] = finish
         for slot, holds in zip(rows.tolist(), held.tolist(), strict=True):
             request = self.slots.occupant[slot]
             assert request is not None
             if holds:
                 self.slots.set_state(slot, SlotState.HELD)
             else:
-                self._drop(request)
+                self._finish(request)
 
     def _report_start(self, rows: np.ndarray) -> None:
         now = time.monotonic_ns()
         self.slots.is_new[rows] = False
+        self.slots.num_new -= len(rows)
         for slot in rows.tolist():
             request = self.slots.occupant[slot]
             assert request is not None
             if not request.started:
                 request.started = True
                 request.stamps.first_token = now
-                self.outbox.started.append(Started(request.request, request.attempt, 0, request.stamps))
+                self.num_prompt_tokens += len(request.prompt_ids)
+                self.num_cached_tokens += request.cached_tokens
+                self.outbox.started.append(
+                    Started(request.request, request.attempt, request.cached_tokens, request.stamps)
+                )
 
     def _fail_rows(self, plan: StepPlan, failed: np.ndarray) -> None:
         for slot in plan.rows[failed].tolist():
@@ -292,20 +407,51 @@ class GenerateWorkload:
         for request in requests:
             self.fail(request, InternalError(f"An internal error ended this request ({where})."))
 
+    def end_turn(self) -> None:
+        """What is due once a turn, whatever happened in it: pins run out, events go out."""
+        for due in self._end_turn:
+            due()
+
     # -- looking in -----------------------------------------------------------------------------------------------
 
     def audit(self) -> list[str]:
         """Every page's owners rebuilt; empty = each page has exactly one. Counts what it finds."""
-        problems = self.pool.audit(self.slots.tails())
+        problems = self.cache.audit(self.slots.used())
         if problems:
             self.audit_errors += len(problems)
             log.error("event=audit problems=%d first=%s", len(problems), "; ".join(problems[:8]))
         return problems
 
+    def answer(self, message: FlushCall | PinTokens | UnpinCall) -> Reply:
+        """Carry out a call on the prefix cache."""
+        try:
+            return Reply(message.call, self._carry_out(message))
+        except EngineError as error:
+            return Reply(message.call, {}, error.info())
+
+    def _carry_out(self, message: FlushCall | PinTokens | UnpinCall) -> dict[str, int]:
+        tree = self.cache.tree
+        if tree is None:
+            raise InvalidRequestError("The prefix cache is off (--disable-radix-cache).")
+        if isinstance(message, FlushCall):
+            return {"pages": tree.flush()}
+        if isinstance(message, UnpinCall):
+            return {"found": int(tree.unpin(message.pin))}
+        keys = unpack_i32(message.ids).astype(np.int64)
+        pin, num_tokens = tree.pin(self._namespace(message.cache_salt), keys, message.ttl_s)
+        if num_tokens == 0:
+            raise InvalidRequestError(
+                "Nothing of this prefix is cached: send it once as a request, then pin it.", code="not_cached"
+            )
+        return {"pin": pin, "tokens": num_tokens}
+
+    def _namespace(self, salt: str | None) -> bytes:
+        return namespace(self._weights_version, None, 0, salt)
+
     def stats(self, call: int) -> Stats:
-        """A snapshot for /server_info."""
-        pool = self.pool
-        tail = pool.num_pages - pool.num_free - pool.num_in_flight
+        """A snapshot for /server_info; pages of the first cache group."""
+        pool, tree = self.cache.pools[0], self.cache.tree
+        in_tree = 0 if tree is None else tree.num_pages(0)
         return Stats(
             call=call,
             running=self.slots.num_used,
@@ -313,8 +459,19 @@ class GenerateWorkload:
             step=self.planner.step,
             pages_total=pool.num_pages,
             pages_free=pool.num_free,
-            pages_tree=0,
-            pages_tail=tail,
+            pages_tree=in_tree,
+            pages_tail=pool.num_pages - pool.num_free - pool.num_in_flight - in_tree,
             pages_in_flight=pool.num_in_flight,
             audit_errors=self.audit_errors,
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.num_cached_tokens,
+            output_tokens=self.num_output_tokens,
+            retractions=self.planner.num_retractions,
         )
+
+
+def _told(plan: StepPlan) -> np.ndarray | None:
+    """Slots of which a plan tells the device something new; None = none, the usual case."""
+    slots = [] if plan.joins is None else [plan.joins.slots]
+    slots += [updates.slots for updates in plan.pages if updates is not None]
+    return np.unique(np.concatenate(slots)) if slots else None

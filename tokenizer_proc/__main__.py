@@ -17,6 +17,8 @@ from engine.ipc.messages import (
     Finish,
     FrontOutput,
     GenerateRequest,
+    PinCall,
+    PinTokens,
     Ready,
     TokenizedRequest,
     ToTokenizer,
@@ -27,6 +29,8 @@ from engine.tokenizer.load import load_tokenizer
 from tokenizer_proc.encoder import Encoder
 
 IDLE_WAIT_S = 0.25
+PORTION = 64
+"""Most messages taken in at once."""
 
 
 def build_encoder(child: ChildConfig) -> Encoder:
@@ -83,19 +87,31 @@ def main() -> int:
         num_done = 0
         while not stopped():
             inbox.wait(IDLE_WAIT_S)
-            requests, aborts, cancelled = cancel(list(inbox.drain()))
+            # In portions: an abort that comes meanwhile still finds its request in the next one.
+            messages = list(inbox.drain(PORTION))
+            requests, aborts, cancelled = cancel(messages)
+            # Short ones first: different requests may overtake each other, and a long one costs only itself.
+            requests.sort(key=Encoder.work)
             for request in cancelled:
                 fronts[request.front].send(aborted(request))
             for abort in aborts:
                 schedulers[layout.route(abort.request)].send(abort)
             heartbeat.beat(num_done, len(requests))
             for result in encoder.encode(requests):
+                num_done += 1
+                heartbeat.beat(num_done, 1)
                 if isinstance(result, TokenizedRequest):
                     schedulers[layout.route(result.request)].send(result)
                 else:
                     request, error = result
                     fronts[request.front].send(Failed(request.request, request.attempt, request.front, error))
-            num_done += len(requests)
+            for call in (message for message in messages if isinstance(message, PinCall)):
+                result = encoder.pin(call)
+                if isinstance(result, PinTokens):
+                    for pusher in schedulers.values():
+                        pusher.send(result)
+                else:
+                    fronts[call.front].send(result)
             heartbeat.beat(num_done, 0)
     except EngineError as error:
         logging.getLogger(__name__).error("event=fatal error=%s", error)

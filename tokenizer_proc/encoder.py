@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -11,6 +12,9 @@ from engine.errors import ContextLengthError, EngineError, ErrorInfo, InternalEr
 from engine.ipc.messages import (
     ChatInput,
     GenerateRequest,
+    PinCall,
+    PinTokens,
+    Reply,
     TextInput,
     TokenInput,
     TokenizedRequest,
@@ -22,8 +26,10 @@ from engine.tokenizer.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
 
-_RESERVED = frozenset({"tokenizer", "template", "messages", "tools"})
+_RESERVED = frozenset({"messages", "tools"})
 """Names that a request's template variables may not take."""
+BATCHED_CHARS = 16_384
+"""Longer prompts are encoded one by one, so that short ones do not wait for them."""
 
 
 class Encoder:
@@ -36,14 +42,16 @@ class Encoder:
         self._name = name
         self._longest_token = max(len(piece) for piece in tokenizer.token_table())
 
-    def encode(self, requests: list[GenerateRequest]) -> list[TokenizedRequest | tuple[GenerateRequest, ErrorInfo]]:
-        """One result per request, in order; plain prompts go through the tokenizer as one batch."""
-        plain = [r.input.text for r in requests if isinstance(r.input, TextInput) and self._may_fit(r.input.text)]
-        batch = self._encode_batch(plain) if len(plain) > 1 else {}
-        return [self._one(request, batch) for request in requests]
+    def encode(self, requests: list[GenerateRequest]) -> Iterator[TokenizedRequest | tuple[GenerateRequest, ErrorInfo]]:
+        """One result per request, each as soon as it is there; short plain prompts are encoded as one batch, first."""
+        texts = (r.input.text for r in requests if isinstance(r.input, TextInput))
+        short = [text for text in texts if len(text) <= BATCHED_CHARS]
+        batch = self._encode_batch(short) if len(short) > 1 else {}
+        for request in requests:
+            yield self._one(request, batch)
 
-    def _may_fit(self, text: str) -> bool:
-        return len(text) <= self._context_length * self._longest_token
+    def _may_fit(self, num_chars: int) -> bool:
+        return num_chars <= self._context_length * self._longest_token
 
     def _encode_batch(self, texts: list[str]) -> dict[str, list[int]]:
         try:
@@ -57,7 +65,7 @@ class Encoder:
         self, request: GenerateRequest, batch: dict[str, list[int]]
     ) -> TokenizedRequest | tuple[GenerateRequest, ErrorInfo]:
         try:
-            prompt_ids = self._prompt_ids(request, batch)
+            prompt_ids = self._ids(request.input, batch)
         except EngineError as error:
             return request, error.info()
         except Exception as error:
@@ -74,15 +82,34 @@ class Encoder:
             request.stream,
             request.output_ids,
             request.stamps,
+            request.cache_salt,
+            request.priority,
         )
 
-    def _prompt_ids(self, request: GenerateRequest, batch: dict[str, list[int]]) -> bytes:
+    @staticmethod
+    def work(request: GenerateRequest) -> int:
+        """How much there is to tokenize, roughly: characters or bytes."""
         source = request.input
+        if isinstance(source, TextInput):
+            return len(source.text)
+        return len(source.messages_json) if isinstance(source, ChatInput) else 0
+
+    def pin(self, call: PinCall) -> PinTokens | Reply:
+        """The tokens of a prefix that somebody wants kept."""
+        try:
+            return PinTokens(call.front, call.call, self._ids(call.input, {}), call.ttl_s, call.cache_salt)
+        except EngineError as error:
+            return Reply(call.call, {}, error.info())
+        except Exception as error:
+            log.exception("event=encode_failed call=%d", call.call, exc_info=error)
+            return Reply(call.call, {}, InternalError("The prefix could not be tokenized.").info())
+
+    def _ids(self, source: ChatInput | TextInput | TokenInput, batch: dict[str, list[int]]) -> bytes:
         if isinstance(source, TokenInput):
             return source.ids
         if isinstance(source, ChatInput):
             return pack_i32(self._chat_ids(source))
-        self._check_length(source.text, "prompt")
+        self._check_length(len(source.text), "prompt")
         ids = batch.get(source.text) if source.add_special_tokens else None
         if ids is None:
             ids = self._tokenizer.encode(source.text, add_special_tokens=source.add_special_tokens)
@@ -96,23 +123,27 @@ class Encoder:
                 code="no_chat_template",
             )
         messages = msgspec.json.decode(source.messages_json, type=list[dict])
-        for message in messages:
-            content = message.get("content")
-            if isinstance(content, str):
-                self._check_length(content, "messages")
+        texts = [text for message in messages if isinstance(text := message.get("content"), str)]
+        self._check_length(sum(map(len, texts)), "messages")
         variables = msgspec.json.decode(source.template_kwargs_json, type=dict)
         if reserved := sorted(_RESERVED & variables.keys()):
             raise InvalidRequestError(
                 f"chat_template_kwargs may not set {', '.join(reserved)}.", param="chat_template_kwargs"
             )
-        return encode_chat(self._tokenizer, self._template, messages, **variables)
+        return encode_chat(
+            self._tokenizer,
+            self._template,
+            messages,
+            variables=variables,
+            check=lambda text: self._check_length(len(text), "messages"),
+        )
 
-    def _check_length(self, text: str, param: str) -> None:
+    def _check_length(self, num_chars: int, param: str) -> None:
         """Refuse what cannot fit before any work: a token never stands for more characters than its bytes."""
-        if not self._may_fit(text):
-            least = len(text) // self._longest_token
+        if not self._may_fit(num_chars):
+            least = num_chars // self._longest_token
             raise ContextLengthError(
-                f"A text of {len(text)} characters has more than {least} tokens; the context length is "
+                f"A text of {num_chars} characters has more than {least} tokens; the context length is "
                 f"{self._context_length} tokens. Send a shorter text.",
                 param=param,
             )

@@ -92,7 +92,7 @@ def measure(batch: int, steps: int, depth: int, folder: Path) -> dict[str, float
         outlet = Pusher(ctx, address, hello)
         inbox = Prepared(requests(batch, steps))
         scheduler = Scheduler(workload, device, inbox, outlet, [], Heartbeat(board, 1), depth)
-        while len(workload.slots.decode_rows()) < batch:
+        while len(workload.slots.decode().rows) < batch:
             scheduler.turn()
         for _ in range(WARM_STEPS):
             scheduler.turn()

@@ -54,10 +54,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(1024)
-    except OSError as error:
-        raise PortInUseError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
-        ) from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PortInUseError(f"cannot listen on {host}:{port}: {reason}. Choose another --host or --port.") from error
     listener.setblocking(False)
     return listener
 
@@ -153,6 +152,7 @@ class _Server:
     async def _drain(self, client: EngineClient, supervisor: Supervisor) -> int:
         """Refuse what is new, let what runs finish until --drain-timeout, end the rest with an error."""
         client.state, client.reason = "draining", "shutting down"
+        await supervisor.end_restart()
         self._notifier.stopping()
         timeout_s = self._config.http.drain_timeout
         log.info("event=draining in_flight=%d timeout_s=%g", client.in_flight, timeout_s)
@@ -164,6 +164,7 @@ class _Server:
         if client.in_flight:
             log.warning("event=drain_timeout cut=%d", client.in_flight)
             client.fail_all(UnavailableError("The server shut down before this request could finish."))
+            await asyncio.sleep(0)
         log.info("event=stopped")
         return 0
 

@@ -96,6 +96,10 @@ def die_with_parent(parent_pid: int) -> None:
         raise StartupError("the parent process ended during start-up")
 
 
+CHILD_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+"""Blocked from a child's first moment until StopFlag has handlers for them."""
+
+
 class StopFlag:
     """SIGTERM seen? The process works on until the front has stopped or its time is over."""
 
@@ -103,6 +107,7 @@ class StopFlag:
         self.asked = False
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CHILD_SIGNALS)
 
     def _on_term(self, signum: int, frame: object) -> None:
         self.asked = True

@@ -8,6 +8,7 @@ CLOCK_MONOTONIC nanoseconds, comparable between the processes of one machine; 0 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -90,6 +91,9 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True):
     stream: bool
     output_ids: bytes
     stamps: Stamps
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+    priority: int = 0
 
 
 class TokenizedRequest(msgspec.Struct, tag="tokenized", array_like=True):
@@ -104,6 +108,8 @@ class TokenizedRequest(msgspec.Struct, tag="tokenized", array_like=True):
     stream: bool
     output_ids: bytes
     stamps: Stamps
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -166,7 +172,7 @@ class TokenBatch(msgspec.Struct, array_like=True):
 
     requests uint64 [n], attempts int32 [n], first_token int32 [n] (index of the row's first token in its output),
     counts int32 [n], tokens int32 [sum(counts)] (row after row), finish uint8 [n] (Finish), held uint8 [n] (1 = the
-    end waits for Stop). A row may have count 0 and only a finish.
+    end waits for Stop). A row may have count 0 and only a finish. Empty counts: 1 each; empty finish and held: 0 each.
     """
 
     requests: bytes = b""
@@ -250,12 +256,62 @@ class Stats(msgspec.Struct, tag="stats", array_like=True):
     pages_tail: int
     pages_in_flight: int
     audit_errors: int
+    prompt_tokens: int = 0
+    """Prompt tokens of all requests that have started; `cached_tokens` of them came from the prefix cache."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    retractions: int = 0
 
 
-ToTokenizer: TypeAlias = Hello | GenerateRequest | Abort
-ToScheduler: TypeAlias = Hello | TokenizedRequest | Abort | Stop | Resend | StatsCall
+class FlushCall(msgspec.Struct, tag="flush_call", array_like=True):
+    """Front -> scheduler: drop every cached prefix that nobody uses. Answered with Reply {pages}."""
+
+    front: int
+    call: int
+
+
+class PinCall(msgspec.Struct, tag="pin_call", array_like=True):
+    """Front -> tokenizer: keep a cached prefix for `ttl_s` seconds. Becomes PinTokens, or a Reply with an error."""
+
+    front: int
+    call: int
+    input: ChatInput | TextInput | TokenInput
+    ttl_s: float
+    cache_salt: str | None
+
+
+class PinTokens(msgspec.Struct, tag="pin_tokens", array_like=True):
+    """Tokenizer -> scheduler. Answered with Reply {pin, tokens}."""
+
+    front: int
+    call: int
+    ids: bytes
+    ttl_s: float
+    cache_salt: str | None
+
+
+class UnpinCall(msgspec.Struct, tag="unpin_call", array_like=True):
+    """Front -> scheduler. Answered with Reply {found}."""
+
+    front: int
+    call: int
+    pin: int
+
+
+class Reply(msgspec.Struct, tag="reply", array_like=True):
+    """Tokenizer or scheduler -> front: the answer to a call."""
+
+    call: int
+    values: dict[str, int]
+    error: ErrorInfo | None = None
+
+
+ToTokenizer: TypeAlias = Hello | GenerateRequest | Abort | PinCall
+ToScheduler: TypeAlias = (
+    Hello | TokenizedRequest | Abort | Stop | Resend | StatsCall | FlushCall | PinTokens | UnpinCall
+)
 ToDetokenizer: TypeAlias = Hello | StepOutput | Resend
-ToFront: TypeAlias = Hello | Ready | FrontOutput | Failed | Stats
+ToFront: TypeAlias = Hello | Ready | FrontOutput | Failed | Stats | Reply
 
 
 def pack_i32(values: object) -> bytes:
@@ -273,7 +329,23 @@ def unpack_u64(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype="<u8")
 
 
+def unpack_rows(batch: TokenBatch) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """The rows of a TokenBatch: request, attempt, first token, count, finish, held."""
+    requests = unpack_u64(batch.requests).tolist()
+    num = len(requests)
+    return zip(
+        requests,
+        unpack_i32(batch.attempts).tolist(),
+        unpack_i32(batch.first_token).tolist(),
+        unpack_i32(batch.counts).tolist() if batch.counts else [1] * num,
+        batch.finish or bytes(num),
+        batch.held or bytes(num),
+        strict=True,
+    )
+
+
 def schema_hash() -> str:
     """Hash of every message's fields and types: two builds that disagree refuse each other at connect."""
     parts = [repr(msgspec.inspect.type_info(union)) for union in (ToTokenizer, ToScheduler, ToDetokenizer, ToFront)]
+    parts.append(repr([(member.name, member.value) for member in Finish]))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from engine.server.cache_routes import flush_cache, pin_prefix, unpin_prefix
 from engine.server.health import health
 from engine.server.info import server_info
 from engine.server.keys import CLIENT, KEEP_ALIVE_S, UNKNOWN_FIELDS
@@ -34,4 +35,7 @@ def create_app(client: EngineClient, *, keep_alive_s: float = 10.0) -> web.Appli
     app.router.add_get("/health", health)
     app.router.add_get("/server_info", server_info)
     app.router.add_get("/get_server_info", server_info)
+    app.router.add_post("/flush_cache", flush_cache)
+    app.router.add_post("/pin_prefix", pin_prefix)
+    app.router.add_post("/unpin_prefix", unpin_prefix)
     return app

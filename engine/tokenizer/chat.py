@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import InvalidRequestError
@@ -18,20 +18,27 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, object]],
+    /,
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, object]] | None = None,
-    **kwargs: object,
+    check: Callable[[str], None] = lambda text: None,
+    variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Token ids of a chat prompt: the template's markers become special tokens, those typed in messages do not.
 
-    The template writes the BOS where the model wants one, so no special tokens are added. Raises InvalidRequestError.
+    The template writes the BOS where the model wants one, so no special tokens are added. `variables` are further ones
+    of the template; `check` sees the rendered text before it is encoded. Raises InvalidRequestError, and what `check`
+    raises.
     """
     shield = _Shield(tokenizer)
     safe_messages = [shield.mapping(message) for message in messages]
     safe_tools = None if tools is None else [shield.mapping(tool) for tool in tools]
-    safe_kwargs = {name: shield.value(value) for name, value in kwargs.items()}
-    text = template.render(safe_messages, add_generation_prompt=add_generation_prompt, tools=safe_tools, **safe_kwargs)
+    further = {name: shield.value(value) for name, value in (variables or {}).items()}
+    further.pop("tools", None)
+    generate = bool(further.pop("add_generation_prompt", add_generation_prompt))
+    text = template.render(safe_messages, add_generation_prompt=generate, tools=safe_tools, **further)
+    check(text)
     if not shield.markers:
         return tokenizer.encode(text, add_special_tokens=False)
     return tokenizer.encode_mixed((piece, not is_typed) for piece, is_typed in shield.split(text))

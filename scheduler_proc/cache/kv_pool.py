@@ -9,6 +9,8 @@ import numpy as np
 import psutil
 import torch
 
+from engine.errors import ConfigError
+
 DEFAULT_TOKENS = 65_536
 """Most tokens of KV that a CPU start takes unasked."""
 MEMORY_SHARE = 0.25
@@ -64,3 +66,20 @@ def default_tokens(bytes_per_token: int, page_size: int) -> int:
     """Tokens of a CPU pool whose size nobody set; a whole number of pages, at least one."""
     tokens = min(DEFAULT_TOKENS, int(available_memory() * MEMORY_SHARE) // bytes_per_token)
     return max(tokens // page_size, 1) * page_size
+
+
+def fraction_tokens(
+    fraction: float, available_bytes: int, weight_bytes: int, bytes_per_token: int, page_size: int
+) -> int:
+    """Tokens of a pool that takes, with the weights, `fraction` of what was available before them; whole pages.
+
+    Raises ConfigError if that leaves no page.
+    """
+    room = int(fraction * available_bytes) - weight_bytes
+    pages = room // (bytes_per_token * page_size)
+    if pages < 1:
+        raise ConfigError(
+            f"--mem-fraction-static {fraction:g} of {available_bytes / 2**20:.0f} MiB leaves no room for KV beside "
+            f"{weight_bytes / 2**20:.0f} MiB of weights; raise it, or set --max-total-tokens."
+        )
+    return pages * page_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,16 +36,19 @@ class ModelRunner:
         self.kv_pool = kv_pool
         self.slots = slots
         self.page_size = page_size
+        self._untold: deque[StepPlan] = deque()
+        """Plans whose joins and pages the slots have not taken in."""
         self._rows = _Rows(-1, torch.zeros(0, dtype=torch.int64))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Execute `plan`; returns its tokens on the host."""
         slots = self.slots
-        if plan.joins is not None:
-            slots.join(plan.joins)
-        if plan.pages is not None:
-            slots.set_pages(plan.pages)
+        self._untold.append(plan)
+        while self._untold:
+            # First of all, and again if it fails: a slot whose pages were lost would write into those of others.
+            self._tell(self._untold[0])
+            self._untold.popleft()
         if self._rows.version != plan.rows_version:
             self._rows = _Rows(plan.rows_version, slots.upload(plan.rows, torch.int64))
         rows = self._rows.slots
@@ -58,12 +62,20 @@ class ModelRunner:
         slots.seq_len[rows] = kv_lens
         result = np.full((len(plan.rows), 1), 0, np.int32)
         if len(sampled_rows) == 0:
-            return StepResult(result, np.zeros(len(plan.rows), np.int32), None)
+            return StepResult(result, None, None)
         tokens = self._sample(plan, hidden, sampled_rows, sampled_kv_lens)
         slots.last_token[sampled_rows] = tokens.to(torch.int64).clamp(min=0)
         result[plan.sample, 0] = tokens.cpu().numpy()
         failed = result[:, 0] < 0
-        return StepResult(result, plan.sample.astype(np.int32), failed if failed.any() else None)
+        return StepResult(result, None, failed if failed.any() else None)
+
+    def _tell(self, plan: StepPlan) -> None:
+        """Bring the device slots up to what the plan knows of them."""
+        if plan.joins is not None:
+            self.slots.join(plan.joins)
+        for updates in plan.pages:
+            if updates is not None:
+                self.slots.set_pages(updates)
 
     def _mixed(
         self, plan: StepPlan, rows: torch.Tensor, context: torch.Tensor

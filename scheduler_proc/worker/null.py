@@ -19,7 +19,7 @@ class NullDevice:
     def collect(self, handle: Handle) -> StepResult:
         plan = handle.plan
         tokens = (plan.kv_lens * 31) % self._vocab_size
-        return StepResult(tokens[:, None], plan.sample.astype(np.int32), None)
+        return StepResult(tokens[:, None], None, None)
 
     def pages_freed(self, pages: np.ndarray) -> None:
         """Nothing to do: there is no KV."""

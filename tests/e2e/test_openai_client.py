@@ -28,8 +28,10 @@ def test_a_chat_streams_and_equals_the_whole_answer(client: OpenAI, model: str) 
     assert chunks[0].choices[0].delta.role == "assistant"
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage is not None
     assert whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     finishes = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
     assert finishes == [whole.choices[0].finish_reason]

@@ -55,12 +55,17 @@ def test_retraction_changes_nothing(
     made: list[Case],
     alone: list[Reference],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     device: str,
     depth: int,
 ) -> None:
-    monkeypatch.setattr("scheduler_proc.planner.EXPECTED_OUTPUT", 1)
-    options = config(device=device, overlap_depth=depth, max_total_tokens=160, chunked_prefill_size=32)
+
+    options = config(
+        device=device,
+        overlap_depth=depth,
+        max_total_tokens=160,
+        chunked_prefill_size=32,
+        schedule_conservativeness=0.01,
+    )
     harness = Harness.of_model(tmp_path, options, tiny)
     assert_same(f"retracted {device} {depth}", alone, run_together(harness, made))
     assert harness.planner.num_retractions > 0
@@ -72,10 +77,10 @@ def test_the_matrix_sees_a_page_that_is_freed_too_early(
     harness = Harness.of_model(tmp_path, config(device="delayed", overlap_depth=2), tiny)
     release = harness.planner.release
 
-    def too_much(slot: int) -> None:
-        for other in harness.slots.decode_rows().tolist():
-            harness.device.pages_freed(harness.slots.page_table[other, :1])
-        release(slot)
+    def too_much(slot: int, *rest: object) -> None:
+        for other in harness.slots.decode().rows.tolist():
+            harness.device.pages_freed(harness.cache.tables[0].pages[other, :1])
+        release(slot, *rest)
 
     monkeypatch.setattr(harness.planner, "release", too_much)
     with pytest.raises(AssertionError, match="differs"):

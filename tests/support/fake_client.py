@@ -128,6 +128,8 @@ class FakeClient:
         *,
         stream: bool,
         label: str = "",
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> FakeGeneration:
         self.check_ready()
         assert self.model is not None

@@ -18,20 +18,23 @@ from engine.ipc.messages import (
     TokenizedRequest,
     pack_i32,
     unpack_i32,
-    unpack_u64,
+    unpack_rows,
 )
 from engine.model_files.types import ModelFiles
 from engine.sampling import SamplingParams
 from scheduler_proc.build import build
-from scheduler_proc.cache.page_pool import PagePool
+from scheduler_proc.cache.groups import CacheGroup
+from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.cache.radix_tree import RadixTree
 from scheduler_proc.plan import Device
-from scheduler_proc.planner import Planner
+from scheduler_proc.planner import Planner, PlannerOptions
 from scheduler_proc.process import Scheduler
 from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
 
 VOCAB = 1000
+FULL = CacheGroup("full", "full")
 
 
 class ListInbox:
@@ -75,14 +78,33 @@ class Harness:
         eos_ids: tuple[int, ...] = (2,),
         vocab_size: int = VOCAB,
         confirm_holds: bool = True,
+        groups: tuple[CacheGroup, ...] = (FULL,),
+        group_pages: tuple[int, ...] | None = None,
+        radix: bool = True,
+        max_queued: int | None = None,
+        **planner: object,
     ) -> None:
         self.device = device or NullDevice(vocab_size)
-        self.pool = PagePool(num_pages, page_size, self.device.pages_freed)
-        longest = min(max_len, num_pages * page_size)
-        self.slots = Slots(num_slots, longest, page_size, len(eos_ids))
-        self.planner = Planner(self.slots, self.pool, step_tokens, eos_ids)
+        pages = group_pages or (num_pages,) * len(groups)
+        self.cache = KvCache(
+            groups,
+            pages,
+            page_size,
+            num_slots,
+            min(max_len, num_pages * page_size),
+            (lambda on_evict: RadixTree(groups, page_size, on_evict=on_evict)) if radix else None,
+            self.device.pages_freed,
+        )
+        self.slots = Slots(num_slots, min(max_len, num_pages * page_size), len(eos_ids))
+        options = PlannerOptions(step_tokens=step_tokens, **planner)  # type: ignore[arg-type]
+        self.planner = Planner(self.slots, self.cache, eos_ids, options)
         self.workload = GenerateWorkload(
-            self.slots, self.pool, self.planner, vocab_size=vocab_size, context_length=max_len
+            self.slots,
+            self.cache,
+            self.planner,
+            vocab_size=vocab_size,
+            context_length=max_len,
+            max_queued=max_queued,
         )
         self._wire(tmp_path, depth, confirm_holds)
 
@@ -91,7 +113,7 @@ class Harness:
         """A scheduler put together as the process does it, with a real model."""
         self = cls.__new__(cls)
         self.workload, self.device = build(config, model)
-        self.pool, self.slots, self.planner = self.workload.pool, self.workload.slots, self.workload.planner
+        self.cache, self.slots, self.planner = self.workload.cache, self.workload.slots, self.workload.planner
         self._wire(tmp_path, config.overlap_depth, True)
         return self
 
@@ -105,6 +127,7 @@ class Harness:
         self.tokens: dict[int, list[int]] = {}
         self.finish: dict[int, Finish] = {}
         self.errors: dict[int, object] = {}
+        self.cached: dict[int, int] = {}
         self._read = 0
 
     def add(
@@ -114,12 +137,26 @@ class Harness:
         *,
         attempt: int = 0,
         output: tuple[int, ...] = (),
+        salt: str | None = None,
+        priority: int = 0,
         **sampling: object,
     ) -> None:
         ids = list(range(3, 3 + prompt)) if isinstance(prompt, int) else prompt
         params = SamplingParams(**{"temperature": 0.0, "seed": 1, "ignore_eos": True, **sampling})
         self.inbox.messages.append(
-            TokenizedRequest(number, attempt, 0, f"r{number}", pack_i32(ids), params, True, pack_i32(output), Stamps())
+            TokenizedRequest(
+                number,
+                attempt,
+                0,
+                f"r{number}",
+                pack_i32(ids),
+                params,
+                True,
+                pack_i32(output),
+                Stamps(),
+                salt,
+                priority,
+            )
         )
 
     def turn(self, times: int = 1) -> None:
@@ -142,16 +179,7 @@ class Harness:
             batch = output.tokens
             start = 0
             ids = unpack_i32(batch.tokens)
-            rows = zip(
-                unpack_u64(batch.requests).tolist(),
-                unpack_i32(batch.attempts).tolist(),
-                unpack_i32(batch.first_token).tolist(),
-                unpack_i32(batch.counts).tolist(),
-                batch.finish,
-                batch.held,
-                strict=True,
-            )
-            for number, attempt, first, count, finish, held in rows:
+            for number, attempt, first, count, finish, held in unpack_rows(batch):
                 got = self.tokens.setdefault(number, [])
                 assert number not in self.finish, "output after the end"
                 assert first <= len(got) or attempt > 0
@@ -161,6 +189,7 @@ class Harness:
                     self.finish[number] = Finish(finish)
                     if held and self.confirm_holds:
                         self.inbox.messages.append(Stop(number, attempt, len(got)))
+            self.cached.update({started.request: started.cached_tokens for started in output.started})
             for failed in output.failed:
                 self.errors[failed.request] = failed.error
         self._read = len(self.outlet.messages)
@@ -169,3 +198,12 @@ class Harness:
 def expected_null_tokens(prompt_len: int, count: int, vocab_size: int = VOCAB) -> list[int]:
     """What NullDevice gives after a prompt of this length."""
     return [int(token) for token in (np.arange(prompt_len, prompt_len + count) * 31) % vocab_size]
+
+
+def pages_kept(harness: Harness) -> bool:
+    """Nothing runs, and every page is free or in the tree."""
+    tree = harness.cache.tree
+    return all(
+        pool.num_free + (0 if tree is None else tree.num_pages(group)) == pool.num_pages
+        for group, pool in enumerate(harness.cache.pools)
+    )

@@ -116,6 +116,7 @@ class Server:
             assert time.monotonic() < deadline, stats
             time.sleep(0.02)
         pages = stats["pages"]
+        assert pages["tail"] == 0, stats
         assert pages["free"] + pages["tree"] == pages["total"], stats
         time.sleep(0.3)  # the idle audit runs once the loop finds nothing to do
         assert self.scheduler()["audit_errors"] == 0, self.log

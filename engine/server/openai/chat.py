@@ -58,7 +58,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 def _start(client: EngineClient, call: ChatCall, label: str) -> Generation:
     try:
-        return client.generate(call.input, call.sampling, stream=call.stream, label=label)
+        return client.generate(
+            call.input,
+            call.sampling,
+            stream=call.stream,
+            label=label,
+            cache_salt=call.cache_salt,
+            priority=call.priority,
+        )
     except InvalidRequestError as error:
         if error.param != "max_tokens":
             raise

@@ -35,6 +35,8 @@ class ChatCall(msgspec.Struct, frozen=True):
     include_usage: bool
     continuous_usage: bool
     label: str | None
+    cache_salt: str | None
+    priority: int
 
 
 def parse_chat(body: bytes, unknown: UnknownFields) -> ChatCall:
@@ -54,6 +56,8 @@ def parse_chat(body: bytes, unknown: UnknownFields) -> ChatCall:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         label=request.rid,
+        cache_salt=request.cache_salt,
+        priority=request.priority or 0,
     )
 
 

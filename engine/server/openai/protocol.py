@@ -75,6 +75,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     chat_template_kwargs: dict[str, object] | None = None
     rid: str | None = None
     user: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

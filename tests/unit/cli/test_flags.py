@@ -25,7 +25,8 @@ def other_value(option: Option) -> str | bool:
         return next(choice for choice in option.choices if choice != option.default)
     if option.name in ("drain_timeout", "start_timeout"):
         return "12.5"
-    return {"page_size": "32", "overlap_depth": "2"}.get(option.name, "17")
+    shares = {"mem_fraction_static": "0.25", "max_pinned_share": "0.25"}
+    return {"page_size": "32", "overlap_depth": "2", **shares}.get(option.name, "17")
 
 
 def test_no_arguments_are_the_defaults() -> None:

@@ -62,6 +62,8 @@ def profile(harness: Harness) -> tuple[Counter[str], int, int]:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_calls_of_a_steady_step_do_not_depend_on_the_batch(tmp_path: Path, depth: int) -> None:
     results = {}
+    (tmp_path / "first").mkdir()
+    profile(steady(tmp_path / "first", 4, depth))  # what Python keeps of a first run is not a step's cost
     for batch in (8, 64):
         folder = tmp_path / str(batch)
         folder.mkdir()
@@ -92,7 +94,7 @@ def test_a_steady_step_uploads_nothing_between_reservations(tmp_path: Path) -> N
     harness.device.launch = spy  # type: ignore[method-assign,assignment]
     for _ in range(32):
         harness.scheduler.turn()
-    assert sum(plan.pages is not None for plan in plans) == 2
+    assert sum(any(updates is not None for updates in plan.pages) for plan in plans) == 2
     assert all(plan.joins is None for plan in plans)
     assert len({plan.rows_version for plan in plans}) == 1
 

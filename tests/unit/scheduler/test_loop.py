@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.ipc.messages import Abort, Finish, Resend, StatsCall, Stop
-from tests.support.scheduler import Harness, expected_null_tokens
+from tests.support.scheduler import Harness, expected_null_tokens, pages_kept
 
 DEPTHS = [0, 1, 2]
 
@@ -27,7 +27,7 @@ def test_every_request_gets_its_own_tokens(tmp_path: Path, depth: int, step_toke
     for number, (prompt, output) in lengths.items():
         assert harness.tokens[number] == expected_null_tokens(prompt, output)
         assert harness.finish[number] is Finish.LENGTH
-    assert harness.pool.num_free == harness.pool.num_pages
+    assert pages_kept(harness)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -55,7 +55,7 @@ def test_random_aborts_leave_no_page_behind(tmp_path: Path, depth: int) -> None:
         if rng.random() < 0.5:
             harness.inbox.messages.append(Abort(rng.choice(alive), 0))
     harness.run()
-    assert harness.pool.num_free == harness.pool.num_pages
+    assert pages_kept(harness)
     assert set(harness.finish) == set(alive)
     assert set(harness.finish.values()) == {Finish.ABORT, Finish.LENGTH}
 

@@ -22,7 +22,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, content: object, source: str = CHATML_TEMPLATE, **kwargs: object) -> list[int]:
-    return encode_chat(tokenizer, ChatTemplate(source), [{"role": "user", "content": content}], **kwargs)
+    tools = kwargs.pop("tools", None)
+    messages = [{"role": "user", "content": content}]
+    return encode_chat(tokenizer, ChatTemplate(source), messages, tools=tools, variables=kwargs)  # type: ignore[arg-type]
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:

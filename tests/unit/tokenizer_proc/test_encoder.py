@@ -21,7 +21,7 @@ def request(number: int, source: ChatInput | TextInput | TokenInput, attempt: in
     return GenerateRequest(number, attempt, 0, "", source, SamplingParams(seed=1), True, b"", Stamps())
 
 
-def chat(text: str, **variables: object) -> ChatInput:
+def chat(text: str, /, **variables: object) -> ChatInput:
     return ChatInput(json.dumps([{"role": "user", "content": text}]).encode(), json.dumps(variables).encode())
 
 
@@ -33,6 +33,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     assert tokenizer.chat_template is not None
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
     return Encoder(tokenizer, template, 64, "tiny")
+
+
+def results(encoder: Encoder, requests: list[GenerateRequest]) -> list:
+    return list(encoder.encode(requests))
 
 
 def error_of(result: object) -> ErrorInfo:
@@ -48,9 +52,9 @@ def test_a_batch_gives_what_each_gives_alone(encoder: Encoder) -> None:
         TextInput("three"),
         TextInput("one two"),
     ]
-    together = encoder.encode([request(n, source) for n, source in enumerate(sources)])
+    together = results(encoder, [request(n, source) for n, source in enumerate(sources)])
     for number, source in enumerate(sources):
-        (alone,) = encoder.encode([request(number, source)])
+        (alone,) = results(encoder, [request(number, source)])
         assert together[number].prompt_ids == alone.prompt_ids  # type: ignore[union-attr]
     assert unpack_i32(together[2].prompt_ids).tolist() == [5, 6]  # type: ignore[union-attr]
 
@@ -67,12 +71,12 @@ def test_an_error_costs_only_its_own_request(encoder: Encoder, monkeypatch: pyte
             raise RuntimeError("bad")
         return encode(text, **kwargs)
 
-    good = encoder.encode([request(1, TextInput("good"))])[0]
+    good = results(encoder, [request(1, TextInput("good"))])[0]
     monkeypatch.setattr(tokenizer, "encode_batch", broken)
     monkeypatch.setattr(tokenizer, "encode", lambda text, **kwargs: [1] if text == "good" else one(text, **kwargs))
-    results = encoder.encode([request(1, TextInput("good")), request(2, TextInput("bad"))])
-    assert type(results[0]) is type(good)
-    assert error_of(results[1]).status == 500
+    both = results(encoder, [request(1, TextInput("good")), request(2, TextInput("bad"))])
+    assert type(both[0]) is type(good)
+    assert error_of(both[1]).status == 500
 
 
 def test_far_too_long_texts_are_refused_before_any_work(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,21 +87,42 @@ def test_far_too_long_texts_are_refused_before_any_work(encoder: Encoder, monkey
     monkeypatch.setattr(encoder._tokenizer, "encode_batch", never)
     huge = "x" * 1_000_000
     for source in (TextInput(huge), chat(huge)):
-        error = error_of(encoder.encode([request(1, source)])[0])
+        error = error_of(results(encoder, [request(1, source)])[0])
         assert error.status == 400
         assert error.code == "context_length_exceeded"
         assert "64" in error.message
 
 
 def test_template_variables_reach_the_template_but_not_its_arguments(encoder: Encoder) -> None:
-    assert not isinstance(encoder.encode([request(1, chat("x", enable_thinking=False))])[0], tuple)
-    for name in ("messages", "tools", "tokenizer", "template"):
-        assert error_of(encoder.encode([request(1, chat("x", **{name: []}))])[0]).status == 400
+    assert not isinstance(results(encoder, [request(1, chat("x", enable_thinking=False))])[0], tuple)
+    for name in ("messages", "tools"):
+        assert error_of(results(encoder, [request(1, chat("x", **{name: []}))])[0]).status == 400
+
+
+@pytest.mark.parametrize("name", ["self", "tokenizer", "template", "text", "check", "variables", "loop", "range"])
+def test_any_other_variable_name_is_harmless(encoder: Encoder, name: str) -> None:
+    assert not isinstance(results(encoder, [request(1, chat("x", **{name: 1}))])[0], tuple)
+
+
+def test_many_long_messages_are_refused_before_any_work(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **kwargs: object) -> list[int]:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(encoder._tokenizer, "encode", never)
+    monkeypatch.setattr(encoder._tokenizer, "encode_mixed", never)
+    messages = [{"role": "user", "content": "word " * 100}] * 200
+    many = ChatInput(json.dumps(messages).encode(), b"{}")
+    assert error_of(results(encoder, [request(1, many)])[0]).code == "context_length_exceeded"
+
+
+def test_results_come_one_by_one(encoder: Encoder) -> None:
+    made = encoder.encode([request(1, TextInput("one")), request(2, TextInput("two " * 10))])
+    assert next(made).request == 1  # type: ignore[union-attr]
 
 
 def test_without_a_template_chat_says_what_to_do(encoder: Encoder) -> None:
     bare = Encoder(encoder._tokenizer, None, 64, "base-model")
-    error = error_of(bare.encode([request(1, chat("x"))])[0])
+    error = error_of(results(bare, [request(1, chat("x"))])[0])
     assert error.status == 400
     assert "base-model has no chat template" in error.message
     assert "--chat-template" in error.message
@@ -112,7 +137,7 @@ def test_an_abort_cancels_its_request_in_the_same_batch() -> None:
 
 
 def test_markers_typed_by_a_user_stay_plain(encoder: Encoder) -> None:
-    plain, typed = encoder.encode([request(1, chat("hi")), request(2, chat("hi<|im_end|>" * 10))])
+    plain, typed = results(encoder, [request(1, chat("hi")), request(2, chat("hi<|im_end|>" * 10))])
     difference = len(unpack_i32(typed.prompt_ids)) - len(unpack_i32(plain.prompt_ids))  # type: ignore[union-attr]
     assert difference > 20
 

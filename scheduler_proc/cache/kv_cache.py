@@ -1,0 +1,209 @@
+"""All KV memory of one scheduler: page pools, page tables and the prefix tree, for every cache group together.
+
+The planner asks for room; who owns which page is decided here and nowhere else: free list, tree, a slot's tail, or in
+flight until the steps that may touch it are collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scheduler_proc.cache.groups import CacheGroup, Node
+from scheduler_proc.cache.page_pool import PagePool
+from scheduler_proc.cache.page_table import PageTable
+from scheduler_proc.cache.radix_tree import Lock, Match, RadixTree
+from scheduler_proc.plan import PageUpdates
+from scheduler_proc.request import Request
+
+RESERVED_TOKENS = 16
+"""Tokens ahead for which a decoding row reserves pages, so that a steady step uploads nothing."""
+
+
+class KvCache:
+    """Pages of `num_slots` slots in every group of `groups`; with `tree` None nothing is shared."""
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_pages: Sequence[int],
+        page_size: int,
+        num_slots: int,
+        max_len: int,
+        make_tree: Callable[[Callable[[int, np.ndarray, int], None]], RadixTree] | None,
+        pages_freed: Callable[[np.ndarray], None],
+    ) -> None:
+        self.groups = tuple(groups)
+        self.page_size = page_size
+        self.pools = tuple(PagePool(num, page_size, pages_freed) for num in num_pages)
+        max_pages = -(-max_len // page_size)
+        self.tables = tuple(PageTable(num_slots, max_pages) for _ in groups)
+        self.newest_in_flight: int | None = None
+        """Newest launched step whose result was not collected; None = the device is idle."""
+        self._collected = 0
+        self._locks: list[Lock | None] = [None] * num_slots
+        self.tree = None if make_tree is None else make_tree(self._evicted)
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that one request can ever hold: what the full groups' pools have."""
+        full = [pool.num_pages for pool, group in zip(self.pools, self.groups, strict=True) if group.kind == "full"]
+        return min(full) * self.page_size
+
+    @property
+    def in_flight(self) -> bool:
+        """Pages are on their way back to a free list."""
+        return any(pool.num_in_flight for pool in self.pools)
+
+    def available(self, group: int) -> int:
+        """Pages that are free or can be made free at once."""
+        evictable = 0 if self.tree is None else self.tree.evictable(group)
+        return self.pools[group].num_free + evictable
+
+    def make_room(self, group: int, num: int) -> bool:
+        """See that `num` pages of a group are free now, evicting if needed; False if that cannot be."""
+        pool = self.pools[group]
+        if pool.num_free < num and self.tree is not None:
+            self.tree.evict(group, num - pool.num_free)
+        return pool.num_free >= num
+
+    # -- a request's life -----------------------------------------------------------------------------------------
+
+    def match(self, request: Request) -> Match | None:
+        """The longest cached prefix of a request that leaves one token to compute; None without a tree."""
+        if self.tree is None:
+            return None
+        return self.tree.match(request.namespace, request.keys, request.num_known - 1)
+
+    def hold(self, match: Match | None) -> Lock | None:
+        """Keep a match from eviction while its admission is decided."""
+        return None if match is None or self.tree is None else self.tree.lock(match.node)
+
+    def let_go(self, lock: Lock | None) -> None:
+        """The admission did not happen."""
+        if lock is not None and self.tree is not None:
+            self.tree.unlock(lock)
+
+    def begin(self, slot: int, match: Match | None, lock: Lock | None) -> None:
+        """A new occupant of a slot starts from its match."""
+        self._locks[slot] = lock
+        if match is not None:
+            for table, pages in zip(self.tables, match.pages, strict=True):
+                table.begin(slot, pages)
+
+    def grow(self, slot: int, num_tokens: int) -> bool:
+        """Pages for the first `num_tokens` tokens of a slot; False (and nothing taken) if a group has no room."""
+        wanted = self.pages_for(num_tokens)
+        short = [wanted - int(table.num[slot]) for table in self.tables]
+        if not all(self.make_room(group, num) for group, num in enumerate(short) if num > 0):
+            return False
+        for table, pool, num in zip(self.tables, self.pools, short, strict=True):
+            if num > 0:
+                table.extend(slot, pool.take(num))
+        return True
+
+    def short_rows(self, rows: np.ndarray, planned: np.ndarray) -> np.ndarray:
+        """Those of `rows` whose pages are full: their next token needs a page."""
+        num = self.tables[0].num[rows]
+        return rows[planned[rows] + 1 > num * self.page_size]
+
+    def reserve(self, rows: np.ndarray, longest: np.ndarray) -> None:
+        """The next page for each of `rows` (room was made), and pages ahead while they may grow and there is room.
+
+        longest: int32 [len(rows)], tokens a row can reach at most.
+        """
+        for ahead in range(max(1, RESERVED_TOKENS // self.page_size)):
+            if ahead:
+                grows = self.tables[0].num[rows] * self.page_size < longest
+                rows, longest = rows[grows], longest[grows]
+                if len(rows) == 0 or any(pool.num_free < len(rows) for pool in self.pools):
+                    return
+            for table, pool in zip(self.tables, self.pools, strict=True):
+                table.append(rows, pool.take(len(rows)))
+
+    def leave_window(self, rows: np.ndarray, planned: np.ndarray) -> None:
+        """Give back what has fallen out of the windows of `rows`."""
+        for table, pool, group in zip(self.tables, self.pools, self.groups, strict=True):
+            if group.kind != "window":
+                continue
+            # A query at position `planned` still sees the `window` - 1 keys before it.
+            first = np.minimum(np.maximum(planned[rows] + 1 - group.window, 0) // self.page_size, table.num[rows])
+            for slot, until in zip(rows.tolist(), first.tolist(), strict=True):
+                start = max(int(table.first[slot]), int(table.shared[slot]))
+                if until > start:
+                    pool.give_back(table.pages[slot, start:until], self.newest_in_flight)
+                table.first[slot] = max(until, int(table.first[slot]))
+
+    def commit(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None = None) -> None:
+        """Put the whole pages of a slot's first `num_tokens` tokens, all collected, into the tree; keep them locked."""
+        num_pages = num_tokens // self.page_size
+        if self.tree is None or num_pages <= int(self.tables[0].shared[slot]):
+            return
+        node = self._insert(slot, request, num_pages, request.keys if keys is None else keys)
+        lock = self.tree.lock(node)
+        old, self._locks[slot] = self._locks[slot], lock
+        if old is not None:
+            self.tree.unlock(old, self.newest_in_flight or 0)
+
+    def end(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None) -> None:
+        """The occupant leaves; with `keys` the whole pages of its first `num_tokens` tokens stay in the tree."""
+        if keys is not None and self.tree is not None:
+            num_pages = num_tokens // self.page_size
+            if num_pages > int(self.tables[0].shared[slot]):
+                self._insert(slot, request, num_pages, keys)
+        lock, self._locks[slot] = self._locks[slot], None
+        if lock is not None:
+            assert self.tree is not None
+            self.tree.unlock(lock, self.newest_in_flight or 0)
+        for table, pool in zip(self.tables, self.pools, strict=True):
+            pool.give_back(table.end(slot), self.newest_in_flight)
+
+    def _insert(self, slot: int, request: Request, num_pages: int, keys: np.ndarray) -> Node:
+        assert self.tree is not None
+        own = [table.prefix(slot, num_pages) for table in self.tables]
+        whole = keys[: num_pages * self.page_size]
+        inserted = self.tree.insert(request.namespace, whole, own, priority=request.priority)
+        for group, table in enumerate(self.tables):
+            table.share(slot, inserted.pages[group])
+            self.pools[group].give_back(inserted.duplicates[group], self.newest_in_flight)
+        return inserted.node
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def launched(self, step: int) -> None:
+        self.newest_in_flight = step
+
+    def collected(self, step: int) -> None:
+        """Step `step` and all before it are done: the pages that waited for them are free."""
+        self._collected = step
+        if step == self.newest_in_flight:
+            self.newest_in_flight = None
+        for pool in self.pools:
+            pool.step_done(step)
+
+    def take_updates(self) -> tuple[PageUpdates | None, ...]:
+        """What the device must hear of page tables, by group."""
+        return tuple(table.take_updates() for table in self.tables)
+
+    def _evicted(self, group: int, pages: np.ndarray, busy_until: int) -> None:
+        """The tree let pages go; a step that still reads them keeps them in flight."""
+        self.pools[group].give_back(pages, busy_until if busy_until > self._collected else None)
+
+    # -- looking in -----------------------------------------------------------------------------------------------
+
+    def audit(self, slots: np.ndarray) -> list[str]:
+        """Every page's owners rebuilt, over free lists, tree, the tails of the used `slots`, and steps in flight."""
+        problems = [] if self.tree is None else self.tree.check()
+        for index, (table, pool) in enumerate(zip(self.tables, self.pools, strict=True)):
+            owners = {f"slot {slot}": table.tail(slot) for slot in slots.tolist()}
+            if self.tree is not None:
+                owners["tree"] = self.tree.owned_pages(index)
+            problems += [f"{self.groups[index].name}: {problem}" for problem in pool.audit(owners)]
+        return problems
