@@ -7,6 +7,8 @@ rows decode, prompts leave them theirs; and no more requests run than can each m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -51,8 +53,9 @@ class Planner:
         """The request that admission works on: an exception there is its own."""
         self.step = 0
         self.num_retractions = 0
+        self.num_admitted = 0
         self.estimate = OutputEstimate(options.conservativeness)
-        self._order = make_order(options.policy, self._cached, options.seed)
+        self._order = make_order(options.policy, self._cached, self._overtaken, options.seed)
         self._forecast: Forecast | None = None
         """Of the running batch, within one round of admissions."""
         self._prefilling: list[int] = []
@@ -78,19 +81,26 @@ class Planner:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        request.ahead = self.num_admitted + len(self.waiting)
         self.waiting[request.request] = request
         self._changes += 1
 
     def remove_waiting(self, request: Request) -> None:
         self.waiting.pop(request.request, None)
 
-    def release(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None) -> None:
-        """Empty a slot; with `keys` its first `num_tokens` tokens stay in the prefix cache."""
-        self.cache.end(slot, request, num_tokens, keys)
+    def release(
+        self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None, *, broken: bool = False
+    ) -> None:
+        """Empty a slot; with `keys` its first `num_tokens` tokens stay in the prefix cache (see KvCache.end)."""
+        self.cache.end(slot, request, num_tokens, keys, broken=broken)
         self.slots.leave(slot)
         if slot in self._prefilling:
             self._prefilling.remove(slot)
         self._changes += 1
+
+    def _overtaken(self, request: Request) -> int:
+        """Admissions since it was queued, beyond those of the requests that waited before it."""
+        return max(0, self.num_admitted - request.ahead)
 
     def _cached(self, request: Request) -> tuple[int, object]:
         match = self.cache.match(request)
@@ -105,18 +115,22 @@ class Planner:
         budget = self.options.step_tokens - self._pending_prefill_tokens()
         if budget <= 0 or not self._has_slot():
             return
-        fresh = [self.slots.occupant[slot] for slot in self._prefilling]
+        fresh: dict[bytes, list[Request]] = {}
+        for slot in self._prefilling:
+            occupant = self.slots.occupant[slot]
+            assert occupant is not None
+            fresh.setdefault(occupant.first_page, []).append(occupant)
         self._forecast = None
         for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
             if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or budget <= 0:
                 break
             self.admitting = request
-            if self._waits_for_prefix(request, fresh):
+            if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
                 continue
             if not self._try_admit(request, now_ns):
                 self._blocked_at = self._circumstances()
                 break
-            fresh.append(request)
+            fresh.setdefault(request.first_page, []).append(request)
             rest = int(self.slots.prefill_end[request.slot] - self.slots.planned[request.slot])
             budget -= min(rest, self.options.chunk_tokens)
         self.admitting = None
@@ -141,8 +155,7 @@ class Planner:
         cache.begin(slot, match, lock)
         self._prefilling.append(slot)
         self._changes += 1
-        for other in self.waiting.values():
-            other.overtaken += other.arrival < request.arrival
+        self.num_admitted += 1
         if request.cached_tokens < 0:
             request.cached_tokens = min(cached, len(request.prompt_ids))
         if not request.stamps.first_scheduled:
@@ -172,14 +185,15 @@ class Planner:
         rest = self.estimate.remaining(slots.full_len[used] - slots.prompt_len[used], produced)
         return Forecast(self.cache.page_size, known, rest, table.num[used], table.shared[used])
 
-    def _waits_for_prefix(self, request: Request, fresh: list[Request | None]) -> bool:
-        """Whether a prompt that is being computed right now will spare this request a good part of its own."""
+    def _waits_for_prefix(self, request: Request, fresh: Sequence[Request]) -> bool:
+        """Whether a prompt that is being computed right now will spare this request a good part of its own.
+
+        fresh: requests in their prefill whose first page is this request's.
+        """
         if self.cache.tree is None:
             return False
         mine: int | None = None
         for other in fresh:
-            if other is None or other.namespace != request.namespace or other is request:
-                continue
             length = min(len(other.keys), len(request.keys) - 1)
             differs = np.flatnonzero(other.keys[:length] != request.keys[:length])
             shared = int(differs[0]) if len(differs) else length
@@ -203,7 +217,7 @@ class Planner:
         if not running:
             return False
         least = min(running, key=lambda r: (r.priority, -int(self.slots.admitted[r.slot])))
-        if effective_priority(request) - least.priority <= self.options.preemption_threshold:
+        if effective_priority(request, self._overtaken(request)) - least.priority <= self.options.preemption_threshold:
             return False
         self._retract(least.slot)
         self._forecast = None

@@ -31,36 +31,34 @@ class CachedPrefix(Protocol):
 Order = Callable[[Sequence[Request]], list[Request]]
 
 
-def make_order(name: str, cached: CachedPrefix, seed: int) -> Order:
+def make_order(name: str, cached: CachedPrefix, overtaken: Callable[[Request], int], seed: int) -> Order:
     """The policy called `name`: fcfs, lpm, lof, dfs-weight, random or priority."""
     if name == "lpm":
-        return lambda waiting: _aged(waiting, lambda some: _by_cached(some, cached))
+        return lambda waiting: _aged(waiting, overtaken, lambda some: _by_cached(some, cached))
     if name == "dfs-weight":
-        return lambda waiting: _aged(waiting, lambda some: _depth_first(some, cached))
+        return lambda waiting: _aged(waiting, overtaken, lambda some: _depth_first(some, cached))
     if name == "lof":
-        return lambda waiting: _aged(waiting, lambda some: sorted(some, key=lambda r: (-r.max_output, r.arrival)))
+        return lambda waiting: _aged(
+            waiting, overtaken, lambda some: sorted(some, key=lambda r: (-r.max_output, r.arrival))
+        )
     if name == "random":
         draw = random.Random(seed)
-        return lambda waiting: _aged(waiting, lambda some: draw.sample(some, len(some)))
+        return lambda waiting: _aged(waiting, overtaken, lambda some: draw.sample(some, len(some)))
     if name == "priority":
-        return _by_priority
+        return lambda waiting: sorted(waiting, key=lambda r: (-effective_priority(r, overtaken(r)), r.arrival))
     return lambda waiting: sorted(waiting, key=lambda r: r.arrival)
 
 
-def effective_priority(request: Request) -> int:
+def effective_priority(request: Request, overtaken: int) -> int:
     """Its priority, raised by one level for every PRIORITY_AGEING times it was overtaken."""
-    return request.priority + request.overtaken // PRIORITY_AGEING
+    return request.priority + overtaken // PRIORITY_AGEING
 
 
-def _aged(waiting: Sequence[Request], order: Order) -> list[Request]:
+def _aged(waiting: Sequence[Request], overtaken: Callable[[Request], int], order: Order) -> list[Request]:
     by_arrival = sorted(waiting, key=lambda r: r.arrival)
-    old = [r for r in by_arrival if r.overtaken >= OVERTAKEN_LIMIT]
-    young = [r for r in by_arrival if r.overtaken < OVERTAKEN_LIMIT]
+    old = [r for r in by_arrival if overtaken(r) >= OVERTAKEN_LIMIT]
+    young = [r for r in by_arrival if overtaken(r) < OVERTAKEN_LIMIT]
     return old + order(young[:LOOKED_AT]) + young[LOOKED_AT:]
-
-
-def _by_priority(waiting: Sequence[Request]) -> list[Request]:
-    return sorted(waiting, key=lambda r: (-effective_priority(r), r.arrival))
 
 
 def _by_cached(waiting: Sequence[Request], cached: CachedPrefix) -> list[Request]:

@@ -133,7 +133,7 @@ class Scheduler:
             moved = self.turn()
             if self.idle:
                 if not self._audited:
-                    self.workload.audit()
+                    self.workload.audit_idle()
                     self._audited = True
                 self._wait(IDLE_WAIT_S)
             elif not moved:

@@ -32,11 +32,13 @@ class Request(msgspec.Struct, eq=False):
     """Rank in the order of arrival at this scheduler."""
     keys: np.ndarray
     """int64 [num_known]: cache keys of prompt and known output."""
+    first_page: bytes
+    """Namespace and first keys: requests that differ here share nothing."""
     slot: int = -1
     """Index into slots while running, else -1."""
     num_retractions: int = 0
-    overtaken: int = 0
-    """Admissions of later arrivals while it waited: what ageing counts."""
+    ahead: int = 0
+    """Admissions by then if all that waited before it are admitted first: what ageing counts from."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1 before."""
     started: bool = False

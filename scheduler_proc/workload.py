@@ -111,8 +111,8 @@ class GenerateWorkload:
         prompt, output = unpack_i32(message.prompt_ids), unpack_i32(message.output_ids)
         if len(prompt) == 0:
             raise InvalidRequestError("The prompt is empty; at least one token is needed.", param="prompt")
-        for name, ids in (("prompt", prompt), ("output_ids", output)):
-            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size):
+        for name, ids in (("prompt", prompt), ("output_ids", output)) if len(output) else (("prompt", prompt),):
+            if not (int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size):
                 raise InvalidRequestError(f"{name} holds a token id outside 0..{self.vocab_size - 1}.", param=name)
         message.sampling.checked(self.vocab_size)
         room = self.max_len - len(prompt)
@@ -130,6 +130,8 @@ class GenerateWorkload:
         if message.request in self.requests:
             raise InternalError(f"request {message.request} is here already")
         self._num_arrived += 1
+        keys = (np.concatenate([prompt, output]) if len(output) else prompt).astype(np.int64)
+        root = self._namespace(message.cache_salt)
         message.stamps.queued = time.monotonic_ns()
         return Request(
             request=message.request,
@@ -142,10 +144,11 @@ class GenerateWorkload:
             stream=message.stream,
             max_output=room if wanted is None else wanted,
             stamps=message.stamps,
-            namespace=self._namespace(message.cache_salt),
+            namespace=root,
             priority=message.priority,
             arrival=self._num_arrived,
-            keys=np.concatenate([prompt, output]).astype(np.int64),
+            keys=keys,
+            first_page=root + keys[: self.cache.page_size].tobytes(),
         )
 
     def _limit(self) -> str:
@@ -186,19 +189,21 @@ class GenerateWorkload:
         self.outbox.add_row(request, first_token, output[first_token:], finish, held=held)
 
     def fail(self, request: Request, error: EngineError) -> None:
-        """End one request with an error."""
-        self._drop(request)
+        """End one request with an error; nothing of it is shared any more."""
+        self._drop(request, broken=True)
         self.outbox.fail(request.request, request.attempt, request.front, error.info())
 
     def _known(self, number: int, attempt: int) -> Request | None:
         request = self.requests.get(number)
         return request if request is not None and request.attempt == attempt else None
 
-    def _drop(self, request: Request, num_tokens: int = 0, keys: np.ndarray | None = None) -> None:
+    def _drop(
+        self, request: Request, num_tokens: int = 0, keys: np.ndarray | None = None, *, broken: bool = False
+    ) -> None:
         """Forget a request; with `keys` the first `num_tokens` tokens of its slot stay in the prefix cache."""
         del self.requests[request.request]
         if request.slot >= 0:
-            self.planner.release(request.slot, request, num_tokens, keys)
+            self.planner.release(request.slot, request, num_tokens, keys, broken=broken)
         else:
             self.planner.remove_waiting(request)
 
@@ -421,6 +426,11 @@ class GenerateWorkload:
             self.audit_errors += len(problems)
             log.error("event=audit problems=%d first=%s", len(problems), "; ".join(problems[:8]))
         return problems
+
+    def audit_idle(self) -> None:
+        """The audit of a scheduler without work: what it finds is logged, counted, and put right."""
+        if self.audit() and not self.slots.num_used:
+            self.cache.reclaim()
 
     def answer(self, message: FlushCall | PinTokens | UnpinCall) -> Reply:
         """Carry out a call on the prefix cache."""

@@ -43,6 +43,8 @@ class KvCache:
         """Newest launched step whose result was not collected; None = the device is idle."""
         self._collected = 0
         self._locks: list[Lock | None] = [None] * num_slots
+        self._found = [0] * num_slots
+        """Tokens of each slot that came from the tree when it began."""
         self.tree = None if make_tree is None else make_tree(self._evicted)
 
     # -- room -----------------------------------------------------------------------------------------------------
@@ -94,6 +96,7 @@ class KvCache:
     def begin(self, slot: int, match: Match | None, lock: Lock | None) -> None:
         """A new occupant of a slot starts from its match."""
         self._locks[slot] = lock
+        self._found[slot] = 0 if match is None else match.num_tokens
         if match is not None:
             for table, pages in zip(self.tables, match.pages, strict=True):
                 table.begin(slot, pages)
@@ -152,16 +155,25 @@ class KvCache:
         if old is not None:
             self.tree.unlock(old, self.newest_in_flight or 0)
 
-    def end(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None) -> None:
-        """The occupant leaves; with `keys` the whole pages of its first `num_tokens` tokens stay in the tree."""
+    def end(
+        self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None, *, broken: bool = False
+    ) -> None:
+        """The occupant leaves; with `keys` the whole pages of its first `num_tokens` tokens stay in the tree.
+
+        broken: what it has computed cannot be trusted; its own chunks leave the tree, too.
+        """
         if keys is not None and self.tree is not None:
             num_pages = num_tokens // self.page_size
             if num_pages > int(self.tables[0].shared[slot]):
-                self._insert(slot, request, num_pages, keys)
+                # Locked for a moment, so that the tree learns which steps still read the new pages.
+                new = self.tree.lock(self._insert(slot, request, num_pages, keys))
+                self.tree.unlock(new, self.newest_in_flight or 0)
         lock, self._locks[slot] = self._locks[slot], None
         if lock is not None:
             assert self.tree is not None
             self.tree.unlock(lock, self.newest_in_flight or 0)
+            if broken:
+                self.tree.drop(lock.node, self._found[slot])
         for table, pool in zip(self.tables, self.pools, strict=True):
             pool.give_back(table.end(slot), self.newest_in_flight)
 
@@ -197,6 +209,11 @@ class KvCache:
         self.pools[group].give_back(pages, busy_until if busy_until > self._collected else None)
 
     # -- looking in -----------------------------------------------------------------------------------------------
+
+    def reclaim(self) -> None:
+        """Nothing runs: every page that is neither in the tree nor in flight is free, whatever the books say."""
+        for index, pool in enumerate(self.pools):
+            pool.reclaim(np.zeros(0, np.int32) if self.tree is None else self.tree.owned_pages(index))
 
     def audit(self, slots: np.ndarray) -> list[str]:
         """Every page's owners rebuilt, over free lists, tree, the tails of the used `slots`, and steps in flight."""

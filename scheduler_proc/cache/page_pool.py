@@ -60,6 +60,15 @@ class PagePool:
         self._free[self._num_free : self._num_free + len(pages)] = pages
         self._num_free += len(pages)
 
+    def reclaim(self, owned: np.ndarray) -> None:
+        """Write the free list anew: all pages but those `owned` by others and those in flight."""
+        busy = np.zeros(self.num_pages, bool)
+        for pages in (owned, *(pages for _, pages in self._in_flight)):
+            busy[pages] = True
+        free = np.flatnonzero(~busy).astype(np.int32)
+        self._num_free = len(free)
+        self._free[: len(free)] = free
+
     def audit(self, tails: dict[str, np.ndarray]) -> list[str]:
         """Rebuild page -> owner from the free list, the steps in flight and `tails` (owner name -> its pages).
 

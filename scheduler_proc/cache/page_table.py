@@ -39,8 +39,7 @@ class PageTable:
     def begin(self, slot: int, shared_pages: np.ndarray) -> None:
         """A new occupant that begins with the tree's pages; -1 marks what a window has left behind."""
         num = len(shared_pages)
-        missing = np.flatnonzero(shared_pages < 0)
-        self.first[slot] = int(missing[-1]) + 1 if len(missing) else 0
+        self.first[slot] = _after_last_missing(shared_pages)
         self.shared[slot] = self.num[slot] = num
         if num:
             self._set(slot, 0, np.maximum(shared_pages, 0))
@@ -54,6 +53,8 @@ class PageTable:
             self.pages[slot, changed] = pages[changed]
             columns = changed.astype(np.int32)
             self._updates.append((np.full(len(columns), slot, np.int32), columns, pages[changed]))
+        # What the tree does not keep here may be gone by the next time: it is behind the window for good.
+        self.first[slot] = max(int(self.first[slot]), _after_last_missing(pages))
         self.shared[slot] = num
 
     def tail(self, slot: int) -> np.ndarray:
@@ -95,3 +96,9 @@ class PageTable:
         columns = np.arange(start, start + len(pages), dtype=np.int32)
         self.pages[slot, columns] = pages
         self._updates.append((np.full(len(pages), slot, np.int32), columns, pages.astype(np.int32)))
+
+
+def _after_last_missing(pages: np.ndarray) -> int:
+    """First column from which on every page (-1 = none) is there."""
+    missing = np.flatnonzero(pages < 0)
+    return int(missing[-1]) + 1 if len(missing) else 0

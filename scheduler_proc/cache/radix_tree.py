@@ -381,6 +381,13 @@ class RadixTree:
         self._evictor.trim(self._num_nodes)
         return freed
 
+    def drop(self, node: Node, above: int) -> None:
+        """Take the path to `node`, behind token `above`, out of the tree as far as nobody else uses it."""
+        while node.end > above and node.parent is not None and node.locks is None and node.children is None:
+            parent = node.parent
+            self._remove(node, 0)
+            node = parent
+
     def pin(self, namespace: bytes, keys: np.ndarray, ttl_s: float) -> tuple[int, int]:
         """Keep what is cached of a prefix for `ttl_s` seconds: number of the pin, tokens kept ((0, 0) if none is).
 

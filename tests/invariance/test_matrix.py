@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
 
+from engine.ipc.messages import Abort, Finish
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
@@ -47,6 +49,88 @@ def test_full_matrix_on_a_tiny_model(
     options = config(device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
     harness = Harness.of_model(tmp_path, options, tiny)
     assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("delayed", 1), ("delayed", 2)])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [7, 4096])
+def test_cache_cold_warm_and_off_give_the_same(
+    tiny: ModelFiles,
+    made: list[Case],
+    alone: list[Reference],
+    tmp_path: Path,
+    device: str,
+    depth: int,
+    page_size: int,
+    chunk: int,
+) -> None:
+    base = {"device": device, "overlap_depth": depth, "page_size": page_size, "chunked_prefill_size": chunk}
+    off = Harness.of_model(tmp_path, config(disable_radix_cache=True, **base), tiny)
+    assert_same("cache off", alone, run_together(off, made))
+    assert set(off.cached.values()) == {0}
+    harness = Harness.of_model(tmp_path, config(**base), tiny)
+    for number, case in enumerate(made, start=1):
+        harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling)
+    harness.run()
+    first = len(made)
+    for number, case in enumerate(made, start=first + 1):
+        harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling)
+    harness.run()
+    # Conversations: the answer so far is part of the next prompt.
+    for number, (case, reference) in enumerate(zip(made, alone, strict=True), start=2 * first + 1):
+        prompt = [*case.prompt, *reference.tokens[: TOKENS // 2]]
+        harness.add(number, prompt, max_tokens=TOKENS - TOKENS // 2, **case.sampling)
+    harness.run()
+    harness.device.close()
+    assert_same("cold", alone, [harness.tokens[number] for number in range(1, first + 1)])
+    assert_same("warm", alone, [harness.tokens[number] for number in range(first + 1, 2 * first + 1)])
+    rest = [Reference(r.tokens[TOKENS // 2 :], r.gaps[TOKENS // 2 :]) for r in alone]
+    assert_same("continued", rest, [harness.tokens[number] for number in range(2 * first + 1, 3 * first + 1)])
+    warm = [harness.cached[number] for number in range(first + 1, 3 * first + 1)]
+    assert sum(warm) > 0.5 * sum(len(case.prompt) for case in made)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_a_storm_of_cancels_and_retries_changes_no_neighbour(
+    tiny: ModelFiles, tmp_path: Path, depth: int, policy: str
+) -> None:
+    """500 requests over shared prefixes in a pool too small for them; a third is cancelled at random and retried."""
+    rng = random.Random(depth)
+    trunks = [[rng.randint(3, 399) for _ in range(40)] for _ in range(4)]
+    prompts = [
+        [*trunks[rng.randint(0, 3)], *(rng.randint(3, 399) for _ in range(rng.randint(1, 12)))] for _ in range(25)
+    ]
+    expected = references(tmp_path, tiny, [Case(prompt, 12) for prompt in prompts])
+    options = config(
+        device="delayed" if depth else "cpu",
+        overlap_depth=depth,
+        page_size=4,
+        chunked_prefill_size=32,
+        max_total_tokens=224,
+        max_running_requests=8,
+        schedule_policy=policy,
+        schedule_conservativeness=0.3,
+    )
+    harness = Harness.of_model(tmp_path, options, tiny)
+    which: dict[int, int] = {}
+    alive: list[int] = []
+    for number in range(1, 501):
+        which[number] = rng.randrange(len(prompts))
+        harness.add(number, prompts[which[number]], max_tokens=12)
+        alive.append(number)
+        if rng.random() < 0.34:
+            victim = alive.pop(rng.randrange(len(alive)))
+            harness.inbox.messages.append(Abort(victim, 0))
+            which[1000 + victim] = which.get(victim, 0)
+            harness.add(1000 + victim, prompts[which[victim]], max_tokens=12)
+        harness.turn(rng.randint(0, 2))
+    harness.run()
+    harness.device.close()
+    assert harness.planner.num_retractions > 0
+    finished = [number for number, finish in harness.finish.items() if finish is not Finish.ABORT]
+    assert len(finished) >= 500
+    assert_same("storm", [expected[which[n]] for n in finished], [harness.tokens[n] for n in finished])
 
 
 @pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("delayed", 1), ("delayed", 2)])

@@ -128,6 +128,8 @@ class Harness:
         self.finish: dict[int, Finish] = {}
         self.errors: dict[int, object] = {}
         self.cached: dict[int, int] = {}
+        self.stopped: set[int] = set()
+        """Requests whose text has ended for the detokenizer: it drops what else comes."""
         self._read = 0
 
     def add(
@@ -180,6 +182,10 @@ class Harness:
             start = 0
             ids = unpack_i32(batch.tokens)
             for number, attempt, first, count, finish, held in unpack_rows(batch):
+                # As in the detokenizer: after the end of a text, held ends included, an abort is old news.
+                if number in self.stopped or (number in self.finish and finish == Finish.ABORT):
+                    start += count
+                    continue
                 got = self.tokens.setdefault(number, [])
                 assert number not in self.finish, "output after the end"
                 assert first <= len(got) or attempt > 0

@@ -117,7 +117,9 @@ class TreeLife(RuleBasedStateMachine):
         assert [pages.tolist() for pages in got.pages] == self.model.shown(namespace, prefix)
         return got, prefix
 
-    def inserted(self, namespace: bytes, keys: Keys, pages: list[list[int]], priority: int) -> None:
+    def inserted(
+        self, namespace: bytes, keys: Keys, pages: list[list[int]], priority: int = 0, keep: bool = False
+    ) -> None:
         if not keys:
             return
         arrays = [np.array(ids, np.int32) for ids in pages]
@@ -131,6 +133,8 @@ class TreeLife(RuleBasedStateMachine):
         assert [ids.tolist() for ids in got.pages] == self.model.shown(namespace, keys)
         for index, ids in enumerate(pages):
             self.owned[index] |= {page for page in ids if page >= 0} - set(duplicates[index])
+        if keep:
+            self.locks.append((self.tree.lock(got.node), self.model.lock(namespace, keys)))
 
     @rule(
         namespace=namespaces,
@@ -139,6 +143,7 @@ class TreeLife(RuleBasedStateMachine):
         holes=st.lists(st.booleans(), min_size=MAX_PAGES, max_size=MAX_PAGES),
         realistic=st.booleans(),
         priority=st.integers(-1, 2),
+        keep=st.booleans(),
     )
     def insert(
         self,
@@ -148,6 +153,7 @@ class TreeLife(RuleBasedStateMachine):
         holes: list[bool],
         realistic: bool,
         priority: int,
+        keep: bool,
     ) -> None:
         keys = self.keys_of(choice)
         pages = [[self.fresh() for _ in choice] for _ in self.groups]
@@ -163,7 +169,7 @@ class TreeLife(RuleBasedStateMachine):
                 for number in range(num_shared, len(ids)):
                     if number < behind if realistic else holes[number]:
                         ids[number] = -1
-        self.inserted(namespace, keys, pages, priority)
+        self.inserted(namespace, keys, pages, priority, keep)
 
     def cached(self, pick: int) -> tuple[bytes, Keys]:
         """One of the prefixes in the tree."""
@@ -177,7 +183,7 @@ class TreeLife(RuleBasedStateMachine):
         for choice in (first, second):
             keys = prefix + self.keys_of(choice)
             pages = [[self.fresh() for _ in range(len(keys) // self.page_size)] for _ in self.groups]
-            self.inserted(namespace, keys, pages, 0)
+            self.inserted(namespace, keys, pages)
 
     @rule(namespace=namespaces, choice=choices, rest=st.integers(0, 3), limit=st.integers(-1, 33), keep=st.booleans())
     def match(self, namespace: bytes, choice: list[int], rest: int, limit: int, keep: bool) -> None:
@@ -200,7 +206,7 @@ class TreeLife(RuleBasedStateMachine):
         pages = [[self.fresh() for _ in range(len(keys) // self.page_size)] for _ in self.groups]
         for index in self.model.windows():
             pages[index] = [-1 if holes[number % MAX_PAGES] else page for number, page in enumerate(pages[index])]
-        self.inserted(namespace, keys, pages, 0)
+        self.inserted(namespace, keys, pages)
 
     @precondition(lambda self: self.locks)
     @rule(pick=st.integers(0, 99), ahead=st.integers(0, 3))
@@ -335,11 +341,22 @@ def live_long(seed: int, groups: list[CacheGroup], page_size: int, policy: Polic
         return rng.choice(NAMESPACES)
 
     steps: list[tuple[int, Callable[[], None]]] = [
-        (6, lambda: life.insert(name(), choice(), rng.random() < 0.5, holes(), rng.random() < 0.5, rng.randint(-1, 2))),
+        (
+            6,
+            lambda: life.insert(
+                name(),
+                choice(),
+                rng.random() < 0.5,
+                holes(),
+                rng.random() < 0.5,
+                rng.randint(-1, 2),
+                rng.random() < 0.3,
+            ),
+        ),
         (2, lambda: life.fork(pick(), choice(), choice())),
         (3, lambda: life.match(name(), choice(), rng.randint(0, 3), rng.randint(-1, 33), False)),
         (5, lambda: life.hold(pick())),
-        (4, lambda: life.unlock(pick(), rng.randint(0, 3)) if life.locks else None),
+        (6, lambda: life.unlock(pick(), rng.randint(0, 3)) if life.locks else None),
         (4, lambda: life.evict(rng.randrange(3), rng.randint(0, 4))),
         (2, lambda: life.hollow_and_adopt(pick(), holes())),
         (1, lambda: life.pin(pick(), choice(), rng.randint(1, 5))),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ipc.messages import Finish
+from engine.ipc.messages import Abort, Finish
 from scheduler_proc.plan import Handle, StepPlan, StepResult
 from scheduler_proc.worker.null import NullDevice
 from tests.support.scheduler import VOCAB, Harness, expected_null_tokens, pages_kept
@@ -134,3 +134,66 @@ def test_a_lost_end_is_told_as_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(harness.outlet, "send", broken)
     harness.run()
     assert harness.errors[1].status == 500
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_a_broken_request_computed_is_not_shared(tmp_path: Path, depth: int) -> None:
+    device = FaultyDevice()
+    harness = Harness(tmp_path, device=device, depth=depth, step_tokens=32, max_len=256)
+    prompt = list(range(3, 103))
+    harness.add(1, prompt[:48], max_tokens=2)
+    harness.run()
+    device.nan_at = harness.planner.step + 2
+    harness.add(2, prompt, max_tokens=2)
+    harness.run()
+    assert set(harness.errors) == {2}
+    harness.add(3, prompt, max_tokens=2)
+    harness.run()
+    assert harness.cached[3] == 48
+    assert pages_kept(harness)
+
+
+def test_a_lost_page_is_found_and_reclaimed_when_idle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(tmp_path)
+    harness.add(1, 40, max_tokens=2)
+    harness.run()
+    harness.cache.pools[0].take(3)
+    harness.workload.audit_idle()
+    assert "no owner" in caplog.text
+    assert harness.workload.audit_errors == 3
+    assert harness.workload.audit() == []
+    assert pages_kept(harness)
+
+
+def test_a_parameter_that_no_array_can_hold_costs_only_its_request(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, num_slots=2)
+    harness.add(1, 6, max_tokens=10)
+    harness.turn(3)
+    harness.add(2, 6, max_tokens=10, temperature=1.0, top_k=2**40)
+    harness.add(3, 6, max_tokens=3, stop_token_ids=tuple(range(3, 40)))
+    harness.add(4, 6, max_tokens=10)
+    harness.run()
+    assert set(harness.errors) == {2, 3}
+    assert harness.slots.num_free == 2
+    assert harness.tokens[1] == harness.tokens[4] == expected_null_tokens(6, 10)
+
+
+def test_thousands_of_waiting_requests_are_aborted_in_no_time(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, num_slots=2)
+    for number in range(1, 8001):
+        harness.add(number, 20, max_tokens=200)
+    harness.turn()
+    looked_at = 0
+
+    class Counting(dict):  # type: ignore[type-arg]
+        def __iter__(self) -> object:
+            nonlocal looked_at
+            looked_at += len(self)
+            return super().__iter__()
+
+    harness.planner.waiting = Counting(harness.planner.waiting)
+    harness.inbox.messages = [Abort(number, 0) for number in range(8000, 0, -1)]
+    harness.turn()
+    assert looked_at == 0
+    harness.run()
+    assert len(harness.finish) == 8000
