@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 
 from detokenizer_proc.streams import Streams
 from engine.errors import EngineError
 from engine.ipc.board import State
-from engine.ipc.child import begin, until_stopped
+from engine.ipc.child import begin, fail_start, until_stopped
 from engine.ipc.messages import Ready, Resend, StepOutput, ToDetokenizer
 from engine.ipc.sockets import Puller, Pusher, context
 from engine.tokenizer.load import load_tokenizer
@@ -19,7 +18,6 @@ IDLE_WAIT_S = 0.25
 
 def main() -> int:
     child, heartbeat, board, stop = begin(int(sys.argv[1]))
-    log = logging.getLogger(__name__)
     ctx = context()
     layout, hello = child.layout, child.hello()
     try:
@@ -36,7 +34,7 @@ def main() -> int:
         heartbeat.state(State.READY)
         for front in fronts:
             front.send(Ready(child.name, {}))
-        stopped = until_stopped(stop, board, child.config.http.drain_timeout)
+        stopped = until_stopped(stop, board)
         while not stopped():
             inbox.wait(IDLE_WAIT_S)
             for message in inbox.drain():
@@ -51,8 +49,7 @@ def main() -> int:
                 schedulers[layout.route(message.request)].send(message)
             heartbeat.beat(streams.step, len(streams))
     except EngineError as error:
-        log.error("event=fatal error=%s", error)
-        return error.exit_code
+        return fail_start(child, error)
     return 0
 
 

@@ -169,7 +169,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     tokenizer_workers: Annotated[int, Meta(ge=1, le=64, description="Tokenizer processes.")] = 1
     cpu_threads: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="Threads of the CPU model.", extra={"auto": "the cores this process may use"}),
     ] = None
     on_crash: Annotated[

@@ -142,12 +142,21 @@ class Supervisor:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         error = ProcessDiedError(f"The {name.split()[0]} process {how}.")
         if 0 < status < 128 and self.client.state == "starting":
-            error.exit_code = status  # its own words are in the log above; pass its status on
+            error = self._own_words(name, error)
+            error.exit_code = status
         log.error("event=process_died name=%r how=%r", name, how)
         if self._died is not None and not self._died.done():
             self._died.set_result(error)
         if self.client.state in ("ready", "draining"):
             self._lost(error)
+
+    def _own_words(self, name: str, error: ProcessDiedError) -> ProcessDiedError:
+        """What a process that could not start has said itself, if it has."""
+        assert self._run_dir is not None
+        try:
+            return ProcessDiedError(Layout(str(self._run_dir.path)).reason_file(name).read_text(encoding="utf-8"))
+        except OSError:
+            return error
 
     def _lost(self, error: ProcessDiedError) -> None:
         """A process died while the group served: fail what runs, then exit or restart."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from pathlib import Path
 
 from engine.errors import EngineError
 from engine.ipc.board import State
-from engine.ipc.child import begin, until_stopped
+from engine.ipc.child import begin, fail_start, until_stopped
 from engine.ipc.messages import Ready, ToScheduler
 from engine.ipc.sockets import Puller, Pusher, context
 from scheduler_proc.build import build
@@ -23,7 +22,7 @@ def main() -> int:
     layout, hello = child.layout, child.hello()
     try:
         inbox: Inbox = Puller(ctx, layout.address(child.name), ToScheduler, hello)
-        workload, device = build(child.config, child.model)
+        workload, device = build(child.config, child.model, heartbeat.touch)
         fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
         detokenizer = Pusher(ctx, layout.address("detokenizer 0"), hello)
         if child.config.scheduler.record is not None:
@@ -42,11 +41,10 @@ def main() -> int:
         }
         for front in fronts:
             front.send(Ready(child.name, facts))
-        scheduler.run(until_stopped(stop, board, child.config.http.drain_timeout))
+        scheduler.run(until_stopped(stop, board))
         device.close()
     except EngineError as error:
-        logging.getLogger(__name__).error("event=fatal error=%s", error)
-        return error.exit_code
+        return fail_start(child, error)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.config import EngineConfig, SchedulerOptions
-from engine.errors import ConfigError
+from engine.errors import ConfigError, StartupError
 from engine.model_files.progress import Progress
 from engine.model_files.types import ModelFiles
 from scheduler_proc.cache.events import EventBus, ZmqPublisher
@@ -45,14 +45,22 @@ def context_length(config: EngineConfig, model: ModelFiles) -> int:
     return asked
 
 
-def build(config: EngineConfig, model: ModelFiles) -> tuple[GenerateWorkload, Device]:
-    """Load the model, take the memory, return what the loop needs."""
-    if config.device == "null":
-        device: Device = NullDevice(model.config.vocab_size)
-        num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
-    else:
-        device, num_tokens = _model_device(config, model)
-    return build_workload(config, model, num_tokens, device.pages_freed), device
+def build(
+    config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None] = lambda: None
+) -> tuple[GenerateWorkload, Device]:
+    """Load the model, take the memory, return what the loop needs. `on_layer` is called amid long steps.
+
+    Raises EngineError when options, model files or memory do not allow it.
+    """
+    try:
+        if config.device == "null":
+            device: Device = NullDevice(model.config.vocab_size)
+            num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
+        else:
+            device, num_tokens = _model_device(config, model, on_layer)
+        return build_workload(config, model, num_tokens, device.pages_freed), device
+    except (MemoryError, RuntimeError) as error:
+        raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
 
 
 def build_workload(
@@ -68,6 +76,9 @@ def build_workload(
     if num_pages < 1:
         raise ConfigError(f"--max-total-tokens {num_tokens} is less than one page (--page-size {options.page_size}).")
     longest = min(context_length(config, model), num_pages * options.page_size)
+    # A page id and its bookkeeping are 32-bit numbers.
+    if num_pages >= 2**31:
+        raise ConfigError(f"--max-total-tokens {num_tokens} is more than 2^31 pages of {options.page_size} tokens.")
     groups = (CacheGroup("full", "full"),)
     bus = EventBus()
     publisher = None
@@ -131,7 +142,7 @@ def _tree_maker(
     return make
 
 
-def _model_device(config: EngineConfig, model: ModelFiles) -> tuple[Device, int]:
+def _model_device(config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None]) -> tuple[Device, int]:
     import torch
 
     from kernels.dispatch import select
@@ -148,10 +159,14 @@ def _model_device(config: EngineConfig, model: ModelFiles) -> tuple[Device, int]
     place = torch.device("cpu")
     available = available_memory()
     dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
-    kernels = select(place.type, dtype)
+    try:
+        kernels = select(place.type, dtype)
+    except ValueError as error:
+        raise ConfigError(f"ENGINE_KERNELS: {error}") from error
     begin = time.monotonic()
     decoder = Decoder(spec_of(model.config), kernels, place, dtype, max_position=context_length(config, model))
     load_weights(decoder, model, _shown())
+    decoder.on_layer = on_layer
     log.info("event=weights_loaded seconds=%.1f dtype=%s", time.monotonic() - begin, dtype)
     per_token = _kv_bytes_per_token(decoder)
     num_tokens = options.max_total_tokens

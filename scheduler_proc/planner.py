@@ -22,6 +22,8 @@ from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
 PREFILL_SHARE = 4
 """While a prompt waits, decode rows leave it at least 1 / PREFILL_SHARE of the step."""
+MOST_PREFILLING = 8
+"""Prompts that share a step before later ones must wait for tokens to be left over."""
 SHARED_PREFIX = 32
 """A request waits for one just admitted if it can take over at least so many more tokens from it."""
 
@@ -112,8 +114,7 @@ class Planner:
         """Move waiting requests into slots while slots, pages and the step's tokens last."""
         if self._blocked_at == self._circumstances():
             return
-        budget = self.options.step_tokens - self._pending_prefill_tokens()
-        if budget <= 0 or not self._has_slot():
+        if not self._may_start() or not self._has_slot():
             return
         fresh: dict[bytes, list[Request]] = {}
         for slot in self._prefilling:
@@ -122,7 +123,7 @@ class Planner:
             fresh.setdefault(occupant.first_page, []).append(occupant)
         self._forecast = None
         for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
-            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or budget <= 0:
+            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or not self._may_start():
                 break
             self.admitting = request
             if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
@@ -131,8 +132,6 @@ class Planner:
                 self._blocked_at = self._circumstances()
                 break
             fresh.setdefault(request.first_page, []).append(request)
-            rest = int(self.slots.prefill_end[request.slot] - self.slots.planned[request.slot])
-            budget -= min(rest, self.options.chunk_tokens)
         self.admitting = None
 
     def _circumstances(self) -> tuple[int, int, int]:
@@ -305,11 +304,11 @@ class Planner:
         """Prompts that move in this step, oldest first, and how far; pages for them are taken."""
         slots, cache = self.slots, self.cache
         rows, lens = [], []
-        for slot in list(self._prefilling):
-            if budget <= 0:
-                break
+        for slot, share in zip(list(self._prefilling), self._shares(budget), strict=True):
             start, end = int(slots.planned[slot]), int(slots.prefill_end[slot])
-            length = min(budget, end - start, self.options.chunk_tokens)
+            length = min(budget, share)
+            if length <= 0:
+                continue
             # The last chunk samples, and the token after it wants a place.
             until = start + length + (start + length == end)
             if not cache.grow(slot, until):
@@ -445,8 +444,33 @@ class Planner:
         self.release(slot, request, computed, keys if computed else None)
         self.waiting[request.request] = request
 
-    def _pending_prefill_tokens(self) -> int:
+    def _wanted(self) -> list[int]:
+        """What each prompt in the middle of its prefill could take of a step, oldest first."""
         slots, rows = self.slots, self._prefilling
-        if not rows:
-            return 0
-        return int(np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens).sum())
+        rest = np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens)
+        return rest.tolist()
+
+    def _may_start(self) -> bool:
+        """Whether another prompt would move in the next step: there are tokens left, or the others can make room."""
+        if not self._prefilling:
+            return True
+        return len(self._prefilling) < MOST_PREFILLING or sum(self._wanted()) < self.options.step_tokens
+
+    def _shares(self, budget: int) -> list[int]:
+        """How the prompts of a step share `budget` tokens: half for the oldest, the rest evenly, nothing left over.
+
+        So a long prompt is held up by no more than its own length again, and a short one by a step or two.
+        """
+        wanted = self._wanted()
+        if not wanted:
+            return []
+        shares = [0] * len(wanted)
+        shares[0] = min(wanted[0], budget if len(wanted) == 1 else -(-budget // 2))
+        left = budget - shares[0]
+        # The least wanting first: what they leave goes to the others.
+        others = sorted(range(1, len(wanted)), key=wanted.__getitem__)
+        for index, other in enumerate(others):
+            shares[other] = min(wanted[other], -(-left // (len(others) - index)))
+            left -= shares[other]
+        shares[0] += min(left, wanted[0] - shares[0])
+        return shares

@@ -195,12 +195,15 @@ class Scheduler:
         rate = (workload.num_output_tokens - self._status_tokens) / (now - self._last_status)
         stats: Stats = workload.stats(0)
         log.info(
-            "event=status running=%d waiting=%d pages_used=%d pages_total=%d retractions=%d tok_s=%.1f step=%d",
+            "event=status running=%d waiting=%d pages_used=%d pages_tree=%d pages_total=%d hit_rate=%.2f "
+            "retractions=%d tok_s=%.1f step=%d",
             stats.running,
             stats.waiting,
-            stats.pages_total - stats.pages_free,
+            stats.pages_total - stats.pages_free - stats.pages_tree,
+            stats.pages_tree,
             stats.pages_total,
-            workload.planner.num_retractions,
+            stats.cached_tokens / max(stats.prompt_tokens, 1),
+            stats.retractions,
             rate,
             stats.step,
         )

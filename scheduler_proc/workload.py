@@ -201,7 +201,7 @@ class GenerateWorkload:
         self, request: Request, num_tokens: int = 0, keys: np.ndarray | None = None, *, broken: bool = False
     ) -> None:
         """Forget a request; with `keys` the first `num_tokens` tokens of its slot stay in the prefix cache."""
-        del self.requests[request.request]
+        self.requests.pop(request.request, None)
         if request.slot >= 0:
             self.planner.release(request.slot, request, num_tokens, keys, broken=broken)
         else:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from pathlib import Path
 
 from engine.errors import EngineError, ModelFileError
 from engine.ipc.board import State
-from engine.ipc.child import ChildConfig, begin, until_stopped
+from engine.ipc.child import ChildConfig, begin, fail_start, until_stopped
 from engine.ipc.messages import (
     Abort,
     Ended,
@@ -43,6 +42,8 @@ def build_encoder(child: ChildConfig) -> Encoder:
             source = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFileError(f"--chat-template {path} cannot be read: {error}") from error
+    if path is not None and not (source or "").strip():
+        raise ModelFileError(f"--chat-template {path} is empty")
     template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
     limit = child.config.model.context_length or child.model.config.max_position
     return Encoder(tokenizer, template, limit, child.model.name)
@@ -83,7 +84,7 @@ def main() -> int:
         heartbeat.state(State.READY)
         for front in fronts:
             front.send(Ready(child.name, {}))
-        stopped = until_stopped(stop, board, child.config.http.drain_timeout)
+        stopped = until_stopped(stop, board)
         num_done = 0
         while not stopped():
             inbox.wait(IDLE_WAIT_S)
@@ -114,8 +115,7 @@ def main() -> int:
                     fronts[call.front].send(result)
             heartbeat.beat(num_done, 0)
     except EngineError as error:
-        logging.getLogger(__name__).error("event=fatal error=%s", error)
-        return error.exit_code
+        return fail_start(child, error)
     return 0
 
 

@@ -3,7 +3,7 @@
     PYTHONPATH=. python tools/bench_scheduler.py --batch 1 64 256 1024 --steps 2000 --json out.json
 
 The real loop with the real outgoing socket; the receiver is a process that only drains. `plan` holds receiving too.
-With --churn, 5% of the rows join or leave each step: requests of 64 fresh prompt tokens and about 40 answer tokens, with
+With --churn, 5% of the rows join or leave each step: 64 fresh prompt tokens and about 40 answer tokens each, with
 stop strings whose ends are confirmed one step later, over a pool so small that new prompts evict old ones.
 """
 

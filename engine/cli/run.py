@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from engine import __version__
 from engine.client import EngineClient
@@ -38,12 +39,23 @@ FLUSH_TIMEOUT_S = 1.0
 def run(config: EngineConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     setup_logging(config.process.log_level, "front 0")
+    logging.getLogger("aiohttp.server").addFilter(quiet_protocol_errors)
     raise_file_limit()
     listener = bind(config.http.host, config.http.port)
     try:
         return uvloop.run(_Server(config, listener).serve())
     finally:
         listener.close()
+
+
+def quiet_protocol_errors(record: logging.LogRecord) -> bool:
+    """One line, no traceback, for a request that is broken as HTTP: its bytes are the client's, not ours to log."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = "event=bad_http error=%s", (type(error).__name__,)
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -105,10 +117,11 @@ class _Server:
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
         host, port = self._listener.getsockname()[:2]
-        log.info("event=listening version=%s url=http://%s:%d state=starting", __version__, host, port)
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        log.info("event=listening version=%s url=%s state=starting", __version__, url)
         watchdog = asyncio.create_task(self._watchdog(client))
         try:
-            return await self._serve_model(client, f"http://{host}:{port}")
+            return await self._serve_model(client, url)
         finally:
             watchdog.cancel()
             await runner.cleanup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from engine.cli.flags import parse
@@ -10,6 +11,9 @@ from engine.errors import EngineError
 
 def main(argv: list[str] | None = None) -> int:
     """Run the server; returns the process's exit status."""
+    # Until the server has its own handlers: a stop amid the imports is a stop, not an error.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: sys.exit(0))
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
         # Everything heavier than the options is imported after them, so that --help and a typo answer at once.

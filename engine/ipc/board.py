@@ -74,6 +74,10 @@ class Heartbeat:
         self._cells[1] = state
         self._cells[2] = time.monotonic_ns()
 
+    def touch(self) -> None:
+        """Record a sign of life amid one piece of work."""
+        self._cells[2] = time.monotonic_ns()
+
     def beat(self, step: int, work: int) -> None:
         """Record a sign of life: the step number and how many requests are at work here."""
         self._cells[2:] = (time.monotonic_ns(), step, work)

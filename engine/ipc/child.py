@@ -8,14 +8,13 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from engine.config import EngineConfig, config_hash
-from engine.errors import StartupError
+from engine.errors import EngineError, StartupError
 from engine.ipc.board import Board, Heartbeat, State
 from engine.ipc.messages import Hello, schema_hash
 from engine.model_files.types import ModelFiles
@@ -52,6 +51,10 @@ class Layout(msgspec.Struct, frozen=True):
     def address(self, name: str) -> str:
         """ZeroMQ address the process listens on."""
         return f"ipc://{self.run_dir}/{name.replace(' ', '-')}"
+
+    def reason_file(self, name: str) -> Path:
+        """Where a process that cannot start says why."""
+        return Path(self.run_dir) / f"{name.replace(' ', '-')}.reason"
 
     def board(self, *, create: bool = False) -> Board:
         return Board(Path(self.run_dir) / "board", len(self.processes), create=create)
@@ -129,19 +132,17 @@ def begin(fd: int) -> tuple[ChildConfig, Heartbeat, Board, StopFlag]:
     return child, heartbeat, board, stop
 
 
-def until_stopped(stop: StopFlag, board: Board, drain_timeout_s: float) -> Callable[[], bool]:
-    """A condition for a child's loop: SIGTERM came, and the front has stopped or its drain time is over.
+def until_stopped(stop: StopFlag, board: Board) -> Callable[[], bool]:
+    """A condition for a child's loop: SIGTERM came, and the front has stopped.
 
-    A SIGTERM sent to the whole group must not end this process before the front has finished what runs.
+    A SIGTERM sent to the whole group, or to one process by mistake, must not end it before the front has finished what
+    runs. The front's own end is certain: its parent kills what does not go, and a dead parent takes its children along.
     """
-    deadline: float | None = None
+    return lambda: stop.asked and board.read(0).state is State.STOPPED
 
-    def stopped() -> bool:
-        nonlocal deadline
-        if not stop.asked:
-            return False
-        if deadline is None:
-            deadline = time.monotonic() + drain_timeout_s + 5.0
-        return board.read(0).state is State.STOPPED or time.monotonic() > deadline
 
-    return stopped
+def fail_start(child: ChildConfig, error: EngineError) -> int:
+    """Leave the reason of a failed start where the supervisor finds it; returns the exit status."""
+    logging.getLogger(__name__).error("event=fatal error=%s", error)
+    child.layout.reason_file(child.name).write_text(error.message, encoding="utf-8")
+    return error.exit_code

@@ -86,4 +86,8 @@ def _scheduler(stats: Stats) -> dict[str, object]:
         },
         "step": stats.step,
         "audit_errors": stats.audit_errors,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "output_tokens": stats.output_tokens,
+        "retractions": stats.retractions,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,8 @@ class Decoder:
 
         self._layers = tuple(layer(i) for i in range(spec.num_layers))
         self._norm = norm("norm")
+        self.on_layer: Callable[[], None] = _nothing
+        """Called after every layer that ran on the host: a long step is a sign of life, not a hang."""
 
     def forward(
         self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, kv: list[Tensor]
@@ -110,6 +113,7 @@ class Decoder:
             x = layer.attn(x, positions, self._cos_sin, batch, locations, layer_kv)
             x, residual = layer.mlp_norm.add(x, residual)
             x = layer.mlp(x)
+            self.on_layer()
         if residual is None:
             return self._norm(x)
         return self._norm.add(x, residual)[0]
@@ -139,3 +143,7 @@ class Decoder:
         if not self.spec.tie_embeddings:
             found["lm_head.weight"] = LoadTarget(shape, self._lm_head.copy_)
         return found
+
+
+def _nothing() -> None:
+    """Nobody wants to hear of layers."""

@@ -136,6 +136,48 @@ async def test_a_sigterm_to_the_whole_group_still_drains(tiny_model: Path, tmp_p
         assert server.process.wait(10) == 0
 
 
+async def test_a_sigterm_to_one_child_changes_nothing(endless_model: Path, tmp_path: Path) -> None:
+    args = ("--model", str(endless_model), "--device", "null", "--drain-timeout", "0.1")
+    with serve(*args, log=tmp_path / "log") as server:
+        for pid in server.children().values():
+            os.kill(pid, signal.SIGTERM)
+        await asyncio.sleep(6)
+        assert server.get("/health")[0] == 200
+        assert server.chat("still there", max_tokens=3)[0] == 200
+        assert server.stop() == 0
+
+
+def test_broken_http_is_one_line_without_the_clients_bytes(tiny_server: Server) -> None:
+    before = len(tiny_server.log)
+    body = b"5\r\n{SECRETPROMPT}\r\n0\r\n\r\n"
+    for data in (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body,
+        b"GET / HTTP/1.1\r\nAuthorization: Bearer SECRETKEY\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: SECRETHEADER" + b"y" * 9000 + b"\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", tiny_server.port), timeout=10) as client:
+            client.sendall(data)
+            assert client.recv(4096).startswith(b"HTTP/1.")
+    log = tiny_server.log[before:]
+    assert "SECRET" not in log
+    assert "Traceback" not in log
+
+
+async def test_a_short_prompt_does_not_wait_for_a_long_one(tiny_model: Path, tmp_path: Path) -> None:
+    args = ("--model", str(tiny_model), "--chunked-prefill-size", "16", "--max-total-tokens", "8192")
+    with serve(*args, log=tmp_path / "log") as server:
+        async with session() as http:
+            long = [
+                asyncio.create_task(stream_chat(http, server.url, f"{i} " + "long prompt " * 150, max_tokens=1))
+                for i in range(4)
+            ]
+            while server.scheduler()["running"] == 0:
+                await asyncio.sleep(0.005)
+            await stream_chat(http, server.url, "Hi", max_tokens=1)
+            assert not any(task.done() for task in long)
+            await asyncio.gather(*long)
+
+
 async def test_the_drain_timeout_cuts_with_an_error(endless_model: Path, tmp_path: Path) -> None:
     with serve(*null_args(endless_model), log=tmp_path / "log") as server:
         async with session() as http:
@@ -168,6 +210,9 @@ def test_health_says_starting_before_it_says_ok(tiny_model: Path, tmp_path: Path
         (["--context-length", "100000"], 2, "2048"),
         (["--chat-template", "/nowhere.jinja"], 3, "/nowhere.jinja"),
         (["--max-running-requests", "0"], 2, "max-running-requests"),
+        (["--max-total-tokens", "999999999999"], 2, "--max-total-tokens"),
+        (["--page-size", "1024", "--max-total-tokens", "1000"], 2, "--page-size"),
+        (["--tokenizer", "/nowhere.gguf"], 3, "/nowhere.gguf"),
     ],
 )
 def test_a_start_that_cannot_work_ends_with_one_sentence(
@@ -176,7 +221,8 @@ def test_a_start_that_cannot_work_ends_with_one_sentence(
     args = args if args[0] == "--model" else ["--model", str(tiny_model), "--device", "null", *args]
     with serve(*args, log=tmp_path / "log", ready=False) as server:
         assert server.process.wait(60) == status
-        assert words in server.log
+        # The last line is for the person who typed the command.
+        assert words in server.log.strip().splitlines()[-1]
         assert "Traceback" not in server.log
 
 

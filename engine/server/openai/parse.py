@@ -83,7 +83,8 @@ def _sampling(request: ChatRequest) -> SamplingParams:
     return SamplingParams(
         temperature=_or(request.temperature, default.temperature),
         top_p=_or(request.top_p, default.top_p),
-        top_k=_or(request.top_k, default.top_k),
+        # 0 is how several clients say off.
+        top_k=_or(request.top_k, default.top_k) or default.top_k,
         min_p=_or(request.min_p, default.min_p),
         max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
         stop=stop,

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.ipc.messages import unpack_u64
+from engine.ipc.messages import Stamps, TokenizedRequest, pack_i32, unpack_u64
 from engine.model_files.resolve import resolve
+from engine.sampling import SamplingParams
+from scheduler_proc.build import build
 from tests.support.matrix import config
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
@@ -125,3 +127,18 @@ def test_torch_operations_of_a_steady_step_do_not_depend_on_the_batch(tmp_path: 
         ops[batch] = counter.ops
     assert ops[8] == ops[64]
     assert ops[8].total() > 0
+
+
+def test_every_layer_is_a_sign_of_life(tmp_path: Path) -> None:
+    model = resolve(str(write_tiny_model(tmp_path / "model", num_hidden_layers=3)))
+    signs: list[int] = []
+    workload, device = build(config(), model, lambda: signs.append(1))
+    workload.accept(
+        TokenizedRequest(
+            1, 0, 0, "", pack_i32([5, 6]), SamplingParams(temperature=0.0, max_tokens=1, seed=1), True, b"", Stamps()
+        )
+    )
+    plan = workload.plan()
+    assert plan is not None
+    device.collect(device.launch(plan))
+    assert len(signs) == 3

@@ -130,6 +130,19 @@ def test_several_prompts_may_be_in_mid_chunk(tmp_path: Path) -> None:
     harness.run()
 
 
+def test_a_short_prompt_overtakes_a_long_one_that_still_moves(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, step_tokens=32, num_pages=256, max_len=2048)
+    harness.add(1, list(range(3, 903)), max_tokens=1)
+    harness.turn(3)
+    before = int(harness.slots.planned[harness.planner._prefilling[0]])
+    for number in (2, 3, 4):
+        harness.add(number, [900 + number] * 5, max_tokens=1)
+    harness.turn(2)
+    assert all(harness.finish.get(number) is Finish.LENGTH for number in (2, 3, 4))
+    assert int(harness.slots.planned[harness.planner._prefilling[0]]) - before >= 2 * 16
+    harness.run()
+
+
 @pytest.mark.parametrize("gap", [2, 4])
 @pytest.mark.parametrize("step_tokens", [1, 2, 8, 16])
 def test_nobody_waits_longer_than_the_step_gap(tmp_path: Path, gap: int, step_tokens: int) -> None:

@@ -81,7 +81,7 @@ async def test_bad_bodies(http: Http, fake: FakeClient, body: bytes, param: str 
         ("top_p", 7),
         ("top_p", 0),
         ("min_p", -0.1),
-        ("top_k", 0),
+        ("top_k", -2),
         ("top_k", 1.5),
         ("max_tokens", 0),
         ("max_tokens", -1),
