@@ -36,7 +36,7 @@ def main() -> int:
         facts: dict[str, str | int | float] = {
             "pages": workload.cache.pools[0].num_pages,
             "page_size": workload.cache.page_size,
-            "max_len": workload.max_len,
+            "max_len": workload.intake.max_len,
             "max_running_requests": workload.slots.num_slots,
         }
         for front in fronts:

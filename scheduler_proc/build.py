@@ -18,8 +18,9 @@ from scheduler_proc.cache.events import EventBus, ZmqPublisher
 from scheduler_proc.cache.groups import CacheGroup
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.cache.radix_tree import RadixTree
+from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
-from scheduler_proc.planner import Planner, PlannerOptions
+from scheduler_proc.planner import Planner
 from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload

@@ -7,38 +7,14 @@ rows decode, prompts leave them theirs; and no more requests run than can each m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
 import numpy as np
 
+from scheduler_proc.admission import PREFILL_SHARE, Admission
 from scheduler_proc.cache.kv_cache import KvCache
-from scheduler_proc.estimate import OutputEstimate
-from scheduler_proc.forecast import Forecast
+from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import StepPlan
-from scheduler_proc.policy import LOOKED_AT, effective_priority, make_order
 from scheduler_proc.request import Request
 from scheduler_proc.slots import DecodeRows, Slots, SlotState
-
-PREFILL_SHARE = 4
-"""While a prompt waits, decode rows leave it at least 1 / PREFILL_SHARE of the step."""
-MOST_PREFILLING = 8
-"""Prompts that share a step before later ones must wait for tokens to be left over."""
-SHARED_PREFIX = 32
-"""A request waits for one just admitted if it can take over at least so many more tokens from it."""
-
-
-class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds and orders the plans; lengths in tokens."""
-
-    step_tokens: int = 256
-    chunk_tokens: int = 1 << 30
-    """Most prompt tokens of one request in a step."""
-    max_step_gap: int = 4
-    policy: str = "fcfs"
-    preemption_threshold: int = 10
-    conservativeness: float = 1.0
-    seed: int = 0
 
 
 class Planner:
@@ -47,24 +23,10 @@ class Planner:
     def __init__(self, slots: Slots, cache: KvCache, eos_ids: tuple[int, ...], options: PlannerOptions) -> None:
         self.slots = slots
         self.cache = cache
-        self.eos_ids = eos_ids
         self.options = options
-        self.waiting: dict[int, Request] = {}
-        """By request number, in no particular order."""
-        self.admitting: Request | None = None
-        """The request that admission works on: an exception there is its own."""
+        self.admission = Admission(slots, cache, eos_ids, options, self._retract)
         self.step = 0
         self.num_retractions = 0
-        self.num_admitted = 0
-        self.estimate = OutputEstimate(options.conservativeness)
-        self._order = make_order(options.policy, self._cached, self._overtaken, options.seed)
-        self._forecast: Forecast | None = None
-        """Of the running batch, within one round of admissions."""
-        self._prefilling: list[int] = []
-        """Slots in the middle of their prefill, in order of admission."""
-        self._blocked_at: tuple[int, int, int] | None = None
-        """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes."""
-        self._changes = 0
         self._rows_version = 0
         self._stable: DecodeRows | None = None
         self._q_ones = np.ones(slots.num_slots, np.int32)
@@ -72,23 +34,6 @@ class Planner:
         self._no_tokens = np.zeros(0, np.int32)
         self._checked_until = -1
         self._checked_rows: DecodeRows | None = None
-        self.max_rows = self._max_rows()
-
-    def _max_rows(self) -> int:
-        """Requests that can each move once in max_step_gap steps, prompts taking their share."""
-        budget, gap = self.options.step_tokens, self.options.max_step_gap
-        share = -(-budget // PREFILL_SHARE)
-        return max(1, gap * (budget - share) if budget > share else gap // 2)
-
-    # -- the queue ------------------------------------------------------------------------------------------------
-
-    def add(self, request: Request) -> None:
-        request.ahead = self.num_admitted + len(self.waiting)
-        self.waiting[request.request] = request
-        self._changes += 1
-
-    def remove_waiting(self, request: Request) -> None:
-        self.waiting.pop(request.request, None)
 
     def release(
         self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None, *, broken: bool = False
@@ -96,138 +41,16 @@ class Planner:
         """Empty a slot; with `keys` its first `num_tokens` tokens stay in the prefix cache (see KvCache.end)."""
         self.cache.end(slot, request, num_tokens, keys, broken=broken)
         self.slots.leave(slot)
-        if slot in self._prefilling:
-            self._prefilling.remove(slot)
-        self._changes += 1
-
-    def _overtaken(self, request: Request) -> int:
-        """Admissions since it was queued, beyond those of the requests that waited before it."""
-        return max(0, self.num_admitted - request.ahead)
-
-    def _cached(self, request: Request) -> tuple[int, object]:
-        match = self.cache.match(request)
-        return (0, None) if match is None else (match.num_tokens, match.node)
-
-    # -- admission ------------------------------------------------------------------------------------------------
-
-    def admit(self, now_ns: int) -> None:
-        """Move waiting requests into slots while slots, pages and the step's tokens last."""
-        if self._blocked_at == self._circumstances():
-            return
-        if not self._may_start() or not self._has_slot():
-            return
-        fresh: dict[bytes, list[Request]] = {}
-        for slot in self._prefilling:
-            occupant = self.slots.occupant[slot]
-            assert occupant is not None
-            fresh.setdefault(occupant.first_page, []).append(occupant)
-        self._forecast = None
-        for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
-            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or not self._may_start():
-                break
-            self.admitting = request
-            if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
-                continue
-            if not self._try_admit(request, now_ns):
-                self._blocked_at = self._circumstances()
-                break
-            fresh.setdefault(request.first_page, []).append(request)
-        self.admitting = None
-
-    def _circumstances(self) -> tuple[int, int, int]:
-        return self._changes, self.slots.version, self.cache.pools[0].num_free
-
-    def _try_admit(self, request: Request, now_ns: int) -> bool:
-        """Give a request a slot if memory is expected to last; else change nothing."""
-        cache, slots = self.cache, self.slots
-        match = cache.match(request)
-        lock = cache.hold(match)
-        cached = 0 if match is None else match.num_tokens
-        while not self._fits(request, cached):
-            if self.options.policy != "priority" or not self._preempt(request):
-                cache.let_go(lock)
-                return False
-        if self._forecast is not None:
-            self._forecast.add(request.num_known, self._rest_of(request), cached // cache.page_size)
-        del self.waiting[request.request]
-        slot = slots.join(request, self.eos_ids, cached)
-        cache.begin(slot, match, lock)
-        self._prefilling.append(slot)
-        self._changes += 1
-        self.num_admitted += 1
-        if request.cached_tokens < 0:
-            request.cached_tokens = min(cached, len(request.prompt_ids))
-        if not request.stamps.first_scheduled:
-            request.stamps.first_scheduled = now_ns
-        return True
-
-    def _fits(self, request: Request, cached: int) -> bool:
-        """Whether the request's prompt and expected answer fit beside what the running ones are expected to need."""
-        cache = self.cache
-        cached_pages = cached // cache.page_size
-        available = cache.available(0)
-        if self.slots.num_used == 0:
-            return cache.pages_for(request.num_known + 1) - cached_pages <= available
-        if self._forecast is None:
-            self._forecast = self._forecast_now()
-        return self._forecast.fits(request.num_known, self._rest_of(request), cached_pages, available)
-
-    def _rest_of(self, request: Request) -> int:
-        produced = np.array([len(request.output_ids)])
-        return int(self.estimate.remaining(np.array([request.max_output]), produced)[0])
-
-    def _forecast_now(self) -> Forecast:
-        slots, table = self.slots, self.cache.tables[0]
-        used = slots.used()
-        known = slots.num_known[used].astype(np.int64)
-        produced = known - slots.prompt_len[used]
-        rest = self.estimate.remaining(slots.full_len[used] - slots.prompt_len[used], produced)
-        return Forecast(self.cache.page_size, known, rest, table.num[used], table.shared[used])
-
-    def _waits_for_prefix(self, request: Request, fresh: Sequence[Request]) -> bool:
-        """Whether a prompt that is being computed right now will spare this request a good part of its own.
-
-        fresh: requests in their prefill whose first page is this request's.
-        """
-        if self.cache.tree is None:
-            return False
-        mine: int | None = None
-        for other in fresh:
-            length = min(len(other.keys), len(request.keys) - 1)
-            differs = np.flatnonzero(other.keys[:length] != request.keys[:length])
-            shared = int(differs[0]) if len(differs) else length
-            shared -= shared % self.cache.page_size
-            if shared < SHARED_PREFIX:
-                continue
-            if mine is None:
-                mine = self._cached(request)[0]
-            if shared - mine >= SHARED_PREFIX:
-                return True
-        return False
-
-    def _has_slot(self) -> bool:
-        """A slot is free, or the least important occupant made way for somebody far more important."""
-        if self.slots.num_free:
-            return True
-        return self.options.policy == "priority" and self._preempt(self._order(list(self.waiting.values()))[0])
-
-    def _preempt(self, request: Request) -> bool:
-        running = [r for r in self.slots.occupant if r is not None and self.slots.state[r.slot] != SlotState.HELD]
-        if not running:
-            return False
-        least = min(running, key=lambda r: (r.priority, -int(self.slots.admitted[r.slot])))
-        if effective_priority(request, self._overtaken(request)) - least.priority <= self.options.preemption_threshold:
-            return False
-        self._retract(least.slot)
-        self._forecast = None
-        return True
+        if slot in self.admission.prefilling:
+            self.admission.prefilling.remove(slot)
+        self.admission.changed()
 
     # -- planning -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if no row can move."""
         decode = self.slots.decode()
-        if not self._prefilling and len(decode.rows) and self._all_may_go_on(decode):
+        if not self.admission.prefilling and len(decode.rows) and self._all_may_go_on(decode):
             plan = self._steady_plan(decode)
         else:
             rows = self._choose_decode_rows(decode)
@@ -292,7 +115,7 @@ class Planner:
         if len(rows) == 0:
             return rows
         limit = self.options.step_tokens
-        if self._prefilling:
+        if self.admission.prefilling:
             share = -(-limit // PREFILL_SHARE)
             limit = limit - share if limit > share else (self.step + 1) % 2
         if len(rows) > limit:
@@ -304,7 +127,7 @@ class Planner:
         """Prompts that move in this step, oldest first, and how far; pages for them are taken."""
         slots, cache = self.slots, self.cache
         rows, lens = [], []
-        for slot, share in zip(list(self._prefilling), self._shares(budget), strict=True):
+        for slot, share in zip(list(self.admission.prefilling), self._shares(budget), strict=True):
             start, end = int(slots.planned[slot]), int(slots.prefill_end[slot])
             length = min(budget, share)
             if length <= 0:
@@ -318,8 +141,8 @@ class Planner:
             rows.append(slot)
             lens.append(length)
             budget -= length
-        if not rows and self._prefilling and not cache.in_flight and len(self.slots.decode().rows) == 0:
-            self._free_memory_for(self._prefilling[0])
+        if not rows and self.admission.prefilling and not cache.in_flight and len(self.slots.decode().rows) == 0:
+            self._free_memory_for(self.admission.prefilling[0])
         return rows, lens
 
     def _shorter_chunk(self, slot: int, start: int, length: int) -> int:
@@ -350,7 +173,7 @@ class Planner:
         sample = np.concatenate([self._all_true[: len(decode)], done])
         for slot in chunks[done].tolist():
             slots.set_state(slot, SlotState.DECODE)
-            self._prefilling.remove(slot)
+            self.admission.prefilling.remove(slot)
         sampling = rows[sample]
         self._rows_version += 1
         self._stable = None
@@ -389,7 +212,7 @@ class Planner:
                 short = short[:room]
             else:
                 self._retract(victim)
-                self.estimate.ran_out()
+                self.admission.estimate.ran_out()
                 rows = rows[rows != victim]
                 short = short[short != victim]
         if len(short):
@@ -415,7 +238,7 @@ class Planner:
         victim = self._victim()
         if victim is not None and victim != oldest:
             self._retract(victim)
-            self.estimate.ran_out()
+            self.admission.estimate.ran_out()
 
     def _victim(self) -> int | None:
         """The running request whose retraction loses least: fewest produced tokens, youngest; never the oldest."""
@@ -442,26 +265,14 @@ class Planner:
         request.num_retractions += 1
         self.num_retractions += 1
         self.release(slot, request, computed, keys if computed else None)
-        self.waiting[request.request] = request
-
-    def _wanted(self) -> list[int]:
-        """What each prompt in the middle of its prefill could take of a step, oldest first."""
-        slots, rows = self.slots, self._prefilling
-        rest = np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens)
-        return rest.tolist()
-
-    def _may_start(self) -> bool:
-        """Whether another prompt would move in the next step: there are tokens left, or the others can make room."""
-        if not self._prefilling:
-            return True
-        return len(self._prefilling) < MOST_PREFILLING or sum(self._wanted()) < self.options.step_tokens
+        self.admission.add(request)
 
     def _shares(self, budget: int) -> list[int]:
         """How the prompts of a step share `budget` tokens: half for the oldest, the rest evenly, nothing left over.
 
         So a long prompt is held up by no more than its own length again, and a short one by a step or two.
         """
-        wanted = self._wanted()
+        wanted = self.admission.wanted()
         if not wanted:
             return []
         shares = [0] * len(wanted)

@@ -21,7 +21,7 @@ PRIORITY_AGEING = 64
 
 
 class CachedPrefix(Protocol):
-    """Looks a request up in the prefix cache without touching it."""
+    """Looks a request up in the prefix cache; what somebody waits for counts as used."""
 
     def __call__(self, request: Request) -> tuple[int, object]:
         """Cached tokens, and the node where the match ends."""
@@ -66,7 +66,7 @@ def _by_cached(waiting: Sequence[Request], cached: CachedPrefix) -> list[Request
 
 
 def _depth_first(waiting: Sequence[Request], cached: CachedPrefix) -> list[Request]:
-    """Walk the tree's branches depth first, the one with the most waiting requests below it first.
+    """Walk the tree's branches depth first, the one with the most waiting requests first, children before parents.
 
     Requests that share a long prefix come one after the other, so that it is in use while it is needed.
     """
@@ -88,10 +88,14 @@ def _depth_first(waiting: Sequence[Request], cached: CachedPrefix) -> list[Reque
         if child is not None and child not in roots:
             roots.append(child)
     ordered: list[Request] = []
-    stack = sorted(roots, key=lambda key: weight[key])
+    stack = [(key, False) for key in sorted(roots, key=lambda key: weight[key])]
     while stack:
-        key = stack.pop()
-        ordered += sorted(at.get(key, ()), key=lambda r: r.arrival)
-        stack += sorted(children[key], key=lambda below: weight[below])
+        key, is_walked = stack.pop()
+        if is_walked:
+            # What ends at a node has less in the tree than what ends below it: it comes after.
+            ordered += sorted(at.get(key, ()), key=lambda r: r.arrival)
+            continue
+        stack.append((key, True))
+        stack += [(below, False) for below in sorted(children[key], key=lambda below: weight[below])]
     ordered += [request for request in at.get(id(None), ()) if request not in ordered]
     return ordered

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.errors import ContextLengthError, EngineError, InternalError, InvalidRequestError, OverloadedError
+from engine.errors import EngineError, InternalError, InvalidRequestError, OverloadedError
 from engine.ipc.messages import (
     Finish,
     FlushCall,
@@ -23,7 +23,7 @@ from engine.ipc.messages import (
     unpack_u64,
 )
 from scheduler_proc.cache.kv_cache import KvCache
-from scheduler_proc.cache.namespace import namespace
+from scheduler_proc.intake import Intake
 from scheduler_proc.outbox import Outbox, SteadyRows
 from scheduler_proc.plan import StepPlan, StepResult
 from scheduler_proc.planner import Planner
@@ -53,10 +53,7 @@ class GenerateWorkload:
         self.cache = cache
         self.planner = planner
         self.outbox = Outbox()
-        self.vocab_size = vocab_size
-        self.context_length = context_length
-        self.max_len = min(context_length, cache.max_tokens)
-        """Most tokens of one request."""
+        self.intake = Intake(vocab_size, context_length, cache.max_tokens, cache.page_size, weights_version)
         self.max_queued = max_queued
         self.requests: dict[int, Request] = {}
         self.audit_errors = 0
@@ -66,11 +63,9 @@ class GenerateWorkload:
         self.num_cached_tokens = 0
         self.ended = Rate()
         """How fast requests leave, for Retry-After."""
-        self._weights_version = weights_version
         self._end_turn: list[Callable[[], object]] = list(end_turn)
         if cache.tree is not None:
             self._end_turn.append(cache.tree.expire_pins)
-        self._num_arrived = 0
         self._epochs: dict[int, tuple[int, np.ndarray]] = {}
         self._told: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """Slots of which a launched step tells the device something new, and their epochs."""
@@ -86,14 +81,14 @@ class GenerateWorkload:
     def accept(self, message: TokenizedRequest) -> None:
         """Queue a request, or refuse it with a typed error."""
         try:
-            request = self._checked(message)
+            request = self.intake.request(message)
         except EngineError as error:
             self.outbox.fail(message.request, message.attempt, message.front, error.info())
             return
-        if self.max_queued is not None and len(self.planner.waiting) >= self.max_queued:
-            wait_s = self.ended.seconds_for(len(self.planner.waiting) + 1)
+        if self.max_queued is not None and len(self.planner.admission.waiting) >= self.max_queued:
+            wait_s = self.ended.seconds_for(len(self.planner.admission.waiting) + 1)
             error = OverloadedError(
-                f"The queue is full: {len(self.planner.waiting)} requests wait (--max-queued-requests "
+                f"The queue is full: {len(self.planner.admission.waiting)} requests wait (--max-queued-requests "
                 f"{self.max_queued}). Try again in about {wait_s} s.",
                 retry_after_s=wait_s,
             )
@@ -105,60 +100,7 @@ class GenerateWorkload:
             self._drop(request)
             self.outbox.add_row(request, len(request.output_ids), np.zeros(0, np.int32), Finish.LENGTH)
             return
-        self.planner.add(request)
-
-    def _checked(self, message: TokenizedRequest) -> Request:
-        prompt, output = unpack_i32(message.prompt_ids), unpack_i32(message.output_ids)
-        if len(prompt) == 0:
-            raise InvalidRequestError("The prompt is empty; at least one token is needed.", param="prompt")
-        for name, ids in (("prompt", prompt), ("output_ids", output)) if len(output) else (("prompt", prompt),):
-            if not (int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size):
-                raise InvalidRequestError(f"{name} holds a token id outside 0..{self.vocab_size - 1}.", param=name)
-        message.sampling.checked(self.vocab_size)
-        room = self.max_len - len(prompt)
-        if room < 1:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens; {self._limit()}. Send a shorter prompt.", param="messages"
-            )
-        wanted = message.sampling.max_tokens
-        if wanted is not None and wanted > room:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens and max_tokens is {wanted}, together {len(prompt) + wanted}; "
-                f"{self._limit()}. Lower max_tokens to {room} or leave it out.",
-                param="max_tokens",
-            )
-        if message.request in self.requests:
-            raise InternalError(f"request {message.request} is here already")
-        self._num_arrived += 1
-        keys = (np.concatenate([prompt, output]) if len(output) else prompt).astype(np.int64)
-        root = self._namespace(message.cache_salt)
-        message.stamps.queued = time.monotonic_ns()
-        return Request(
-            request=message.request,
-            attempt=message.attempt,
-            front=message.front,
-            label=message.label,
-            prompt_ids=prompt,
-            output_ids=output,
-            sampling=message.sampling,
-            stream=message.stream,
-            max_output=room if wanted is None else wanted,
-            stamps=message.stamps,
-            namespace=root,
-            priority=message.priority,
-            arrival=self._num_arrived,
-            keys=keys,
-            first_page=root + keys[: self.cache.page_size].tobytes(),
-        )
-
-    def _limit(self) -> str:
-        """What bounds a request, for people."""
-        if self.max_len < self.context_length:
-            return (
-                f"prompt and answer together may have {self.max_len} tokens, the size of this server's KV pool "
-                f"(--max-total-tokens), though the model's context length is {self.context_length}"
-            )
-        return f"prompt and answer together may have {self.max_len} tokens, the context length"
+        self.planner.admission.add(request)
 
     def abort(self, number: int, attempt: int) -> None:
         """End a request wherever it is; unknown ones have ended already."""
@@ -205,7 +147,7 @@ class GenerateWorkload:
         if request.slot >= 0:
             self.planner.release(request.slot, request, num_tokens, keys, broken=broken)
         else:
-            self.planner.remove_waiting(request)
+            self.planner.admission.remove(request)
 
     def _finish(self, request: Request, num_output: int | None = None) -> None:
         """A request has ended well, after `num_output` tokens of its output (None: all): cache what it computed."""
@@ -219,7 +161,7 @@ class GenerateWorkload:
         computed = int(slots.num_known[slot]) - 1
         if num_output is not None:
             computed = min(computed, int(slots.prompt_len[slot]) + num_output)
-        self.planner.estimate.finished(request.max_output, slots.num_output(slot))
+        self.planner.admission.estimate.finished(request.max_output, slots.num_output(slot))
         collected = not slots.is_new[slot]
         self._drop(request, computed, slots.tokens[slot, :computed].astype(np.int64) if collected else None)
 
@@ -232,8 +174,8 @@ class GenerateWorkload:
         """Admit what fits and plan the next step; None if nothing can move now."""
         planner = self.planner
         try:
-            if planner.waiting:
-                planner.admit(time.monotonic_ns())
+            if planner.admission.waiting:
+                planner.admission.admit(time.monotonic_ns())
             return planner.plan()
         except Exception as error:
             self._plan_failed(error)
@@ -241,7 +183,7 @@ class GenerateWorkload:
 
     def _plan_failed(self, error: Exception) -> None:
         """An exception while one request was admitted is its own; elsewhere it is the running batch's."""
-        culprit, self.planner.admitting = self.planner.admitting, None
+        culprit, self.planner.admission.admitting = self.planner.admission.admitting, None
         running = [request for request in self.slots.occupant if request is not None]
         victims = running if culprit is None else [culprit]
         self._fail_all(victims, "planning", error)
@@ -448,15 +390,12 @@ class GenerateWorkload:
         if isinstance(message, UnpinCall):
             return {"found": int(tree.unpin(message.pin))}
         keys = unpack_i32(message.ids).astype(np.int64)
-        pin, num_tokens = tree.pin(self._namespace(message.cache_salt), keys, message.ttl_s)
+        pin, num_tokens = tree.pin(self.intake.namespace(message.cache_salt), keys, message.ttl_s)
         if num_tokens == 0:
             raise InvalidRequestError(
                 "Nothing of this prefix is cached: send it once as a request, then pin it.", code="not_cached"
             )
         return {"pin": pin, "tokens": num_tokens}
-
-    def _namespace(self, salt: str | None) -> bytes:
-        return namespace(self._weights_version, None, 0, salt)
 
     def stats(self, call: int) -> Stats:
         """A snapshot for /server_info; pages of the first cache group."""
@@ -465,7 +404,7 @@ class GenerateWorkload:
         return Stats(
             call=call,
             running=self.slots.num_used,
-            waiting=len(self.planner.waiting),
+            waiting=len(self.planner.admission.waiting),
             step=self.planner.step,
             pages_total=pool.num_pages,
             pages_free=pool.num_free,

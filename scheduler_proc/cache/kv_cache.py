@@ -171,6 +171,7 @@ class KvCache:
         lock, self._locks[slot] = self._locks[slot], None
         if lock is not None:
             assert self.tree is not None
+            self.tree.touch(lock.node)
             self.tree.unlock(lock, self.newest_in_flight or 0)
             if broken:
                 self.tree.drop(lock.node, self._found[slot])

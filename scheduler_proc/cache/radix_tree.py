@@ -381,6 +381,13 @@ class RadixTree:
         self._evictor.trim(self._num_nodes)
         return freed
 
+    def touch(self, node: Node) -> None:
+        """The path to `node` was used just now."""
+        self._tick += 1
+        while node.parent is not None:
+            node.access = self._tick
+            node = node.parent
+
     def drop(self, node: Node, above: int) -> None:
         """Take the path to `node`, behind token `above`, out of the tree as far as nobody else uses it."""
         while node.end > above and node.parent is not None and node.locks is None and node.children is None:

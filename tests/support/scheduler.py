@@ -26,8 +26,9 @@ from scheduler_proc.build import build
 from scheduler_proc.cache.groups import CacheGroup
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.cache.radix_tree import RadixTree
+from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
-from scheduler_proc.planner import Planner, PlannerOptions
+from scheduler_proc.planner import Planner
 from scheduler_proc.process import Scheduler
 from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
@@ -171,6 +172,8 @@ class Harness:
         for turns in range(limit):
             if self.scheduler.idle and not self.inbox.messages:
                 assert self.workload.audit() == []
+                tree = self.cache.tree
+                assert tree is None or tree.num_live_locks == tree.num_pins
                 return turns
             self.turn()
         raise AssertionError(f"not idle after {limit} turns")

@@ -385,6 +385,7 @@ def test_random_lives(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.timeout(900)
 def test_many_lives() -> None:
     live(150, 80, derandomize=False)
     for number in range(5 * len(COMBINATIONS)):

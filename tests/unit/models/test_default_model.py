@@ -16,7 +16,7 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.weights.load import load_weights
 from tests.unit.models.paging import PagedRunner, cpu_kernels, run_one
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT, DECODED = 64, 16
 TEXT = (

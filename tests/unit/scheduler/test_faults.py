@@ -191,7 +191,7 @@ def test_thousands_of_waiting_requests_are_aborted_in_no_time(tmp_path: Path) ->
             looked_at += len(self)
             return super().__iter__()
 
-    harness.planner.waiting = Counting(harness.planner.waiting)
+    harness.planner.admission.waiting = Counting(harness.planner.admission.waiting)
     harness.inbox.messages = [Abort(number, 0) for number in range(8000, 0, -1)]
     harness.turn()
     assert looked_at == 0

@@ -134,12 +134,12 @@ def test_a_short_prompt_overtakes_a_long_one_that_still_moves(tmp_path: Path) ->
     harness = Harness(tmp_path, step_tokens=32, num_pages=256, max_len=2048)
     harness.add(1, list(range(3, 903)), max_tokens=1)
     harness.turn(3)
-    before = int(harness.slots.planned[harness.planner._prefilling[0]])
+    before = int(harness.slots.planned[harness.planner.admission.prefilling[0]])
     for number in (2, 3, 4):
         harness.add(number, [900 + number] * 5, max_tokens=1)
     harness.turn(2)
     assert all(harness.finish.get(number) is Finish.LENGTH for number in (2, 3, 4))
-    assert int(harness.slots.planned[harness.planner._prefilling[0]]) - before >= 2 * 16
+    assert int(harness.slots.planned[harness.planner.admission.prefilling[0]]) - before >= 2 * 16
     harness.run()
 
 
@@ -154,7 +154,7 @@ def test_nobody_waits_longer_than_the_step_gap(tmp_path: Path, gap: int, step_to
     waited = 0
     for _ in range(400):
         before = harness.planner.step
-        prefill = harness.planner._prefilling[:1]
+        prefill = harness.planner.admission.prefilling[:1]
         progress = harness.slots.planned[prefill].tolist() if prefill else []
         harness.turn()
         step = harness.planner.step
@@ -164,7 +164,7 @@ def test_nobody_waits_longer_than_the_step_gap(tmp_path: Path, gap: int, step_to
             number = int(harness.slots.request[row])
             longest = max(longest, step - int(harness.slots.last_step[row]))
             last[number] = step
-        if prefill and harness.planner._prefilling[:1] == prefill:
+        if prefill and harness.planner.admission.prefilling[:1] == prefill:
             waited = waited + 1 if harness.slots.planned[prefill].tolist() == progress else 0
             assert waited < gap
     assert longest < gap

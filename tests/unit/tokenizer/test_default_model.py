@@ -16,7 +16,7 @@ from engine.tokenizer.chat_template import ChatTemplate
 from engine.tokenizer.load import load_tokenizer
 from tests.support.tiny_tokenizer_texts import TEXTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,211 @@
+"""Who is let in: the waiting queue, and the decision to give a request a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.estimate import OutputEstimate
+from scheduler_proc.forecast import Forecast
+from scheduler_proc.options import PlannerOptions
+from scheduler_proc.policy import LOOKED_AT, effective_priority, make_order
+from scheduler_proc.request import Request
+from scheduler_proc.slots import Slots, SlotState
+
+PREFILL_SHARE = 4
+"""While a prompt waits, decode rows leave it at least 1 / PREFILL_SHARE of the step."""
+MOST_PREFILLING = 8
+"""Prompts that share a step before later ones must wait for tokens to be left over."""
+SHARED_PREFIX = 32
+"""A request waits for one just admitted if it can take over at least so many more tokens from it."""
+
+
+class Admission:
+    """Owns the waiting requests, and moves them into slots in the policy's order while memory is expected to last."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        cache: KvCache,
+        eos_ids: tuple[int, ...],
+        options: PlannerOptions,
+        retract: Callable[[int], None],
+    ) -> None:
+        """`retract` takes a running request out of its slot and puts it back into `waiting`."""
+        self.slots = slots
+        self.cache = cache
+        self.options = options
+        self.estimate = OutputEstimate(options.conservativeness)
+        self.waiting: dict[int, Request] = {}
+        """By request number, in no particular order."""
+        self.prefilling: list[int] = []
+        """Slots in the middle of their prefill, in order of admission."""
+        self.admitting: Request | None = None
+        """The request that admission works on: an exception there is its own."""
+        self.num_admitted = 0
+        self.max_rows = _max_rows(options)
+        self._eos_ids = eos_ids
+        self._retract = retract
+        self._order = make_order(options.policy, self._cached, self._overtaken, options.seed)
+        self._forecast: Forecast | None = None
+        """Of the running batch, within one round of admissions."""
+        self._blocked_at: tuple[int, int, int] | None = None
+        """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes."""
+        self._changes = 0
+
+    def changed(self) -> None:
+        """Somebody came or went: who did not fit may fit now."""
+        self._changes += 1
+
+    def add(self, request: Request) -> None:
+        request.ahead = self.num_admitted + len(self.waiting)
+        self.waiting[request.request] = request
+        self._changes += 1
+
+    def remove(self, request: Request) -> None:
+        self.waiting.pop(request.request, None)
+
+    def _overtaken(self, request: Request) -> int:
+        """Admissions since it was queued, beyond those of the requests that waited before it."""
+        return max(0, self.num_admitted - request.ahead)
+
+    def _cached(self, request: Request) -> tuple[int, object]:
+        match = self.cache.match(request)
+        return (0, None) if match is None else (match.num_tokens, match.node)
+
+    def admit(self, now_ns: int) -> None:
+        """Move waiting requests into slots while slots, pages and the step's tokens last."""
+        if self._blocked_at == self._circumstances():
+            return
+        if not self._may_start() or not self._has_slot():
+            return
+        fresh: dict[bytes, list[Request]] = {}
+        for slot in self.prefilling:
+            occupant = self.slots.occupant[slot]
+            assert occupant is not None
+            fresh.setdefault(occupant.first_page, []).append(occupant)
+        self._forecast = None
+        for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
+            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or not self._may_start():
+                break
+            self.admitting = request
+            if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
+                continue
+            if not self._try_admit(request, now_ns):
+                self._blocked_at = self._circumstances()
+                break
+            fresh.setdefault(request.first_page, []).append(request)
+        self.admitting = None
+
+    def _circumstances(self) -> tuple[int, int, int]:
+        return self._changes, self.slots.version, self.cache.pools[0].num_free
+
+    def _try_admit(self, request: Request, now_ns: int) -> bool:
+        """Give a request a slot if memory is expected to last; else change nothing."""
+        cache, slots = self.cache, self.slots
+        match = cache.match(request)
+        lock = cache.hold(match)
+        cached = 0 if match is None else match.num_tokens
+        while not self._fits(request, cached):
+            if self.options.policy != "priority" or not self._preempt(request):
+                cache.let_go(lock)
+                return False
+        try:
+            slot = slots.join(request, self._eos_ids, cached)
+        except Exception:
+            cache.let_go(lock)
+            raise
+        del self.waiting[request.request]
+        cache.begin(slot, match, lock)
+        if self._forecast is not None:
+            self._forecast.add(request.num_known, self._rest_of(request), cached // cache.page_size)
+        self.prefilling.append(slot)
+        self._changes += 1
+        self.num_admitted += 1
+        if request.cached_tokens < 0:
+            request.cached_tokens = min(cached, len(request.prompt_ids))
+        if not request.stamps.first_scheduled:
+            request.stamps.first_scheduled = now_ns
+        return True
+
+    def _fits(self, request: Request, cached: int) -> bool:
+        """Whether the request's prompt and expected answer fit beside what the running ones are expected to need."""
+        cache = self.cache
+        cached_pages = cached // cache.page_size
+        available = cache.available(0)
+        if self.slots.num_used == 0:
+            return cache.pages_for(request.num_known + 1) - cached_pages <= available
+        if self._forecast is None:
+            self._forecast = self._forecast_now()
+        return self._forecast.fits(request.num_known, self._rest_of(request), cached_pages, available)
+
+    def _rest_of(self, request: Request) -> int:
+        produced = np.array([len(request.output_ids)])
+        return int(self.estimate.remaining(np.array([request.max_output]), produced)[0])
+
+    def _forecast_now(self) -> Forecast:
+        slots, table = self.slots, self.cache.tables[0]
+        used = slots.used()
+        known = slots.num_known[used].astype(np.int64)
+        produced = known - slots.prompt_len[used]
+        rest = self.estimate.remaining(slots.full_len[used] - slots.prompt_len[used], produced)
+        return Forecast(self.cache.page_size, known, rest, table.num[used], table.shared[used])
+
+    def _waits_for_prefix(self, request: Request, fresh: Sequence[Request]) -> bool:
+        """Whether a prompt that is being computed right now will spare this request a good part of its own.
+
+        fresh: requests in their prefill whose first page is this request's.
+        """
+        if self.cache.tree is None:
+            return False
+        mine: int | None = None
+        for other in fresh:
+            length = min(len(other.keys), len(request.keys) - 1)
+            differs = np.flatnonzero(other.keys[:length] != request.keys[:length])
+            shared = int(differs[0]) if len(differs) else length
+            shared -= shared % self.cache.page_size
+            if shared < SHARED_PREFIX:
+                continue
+            if mine is None:
+                mine = self._cached(request)[0]
+            if shared - mine >= SHARED_PREFIX:
+                return True
+        return False
+
+    def _has_slot(self) -> bool:
+        """A slot is free, or the least important occupant made way for somebody far more important."""
+        if self.slots.num_free:
+            return True
+        return self.options.policy == "priority" and self._preempt(self._order(list(self.waiting.values()))[0])
+
+    def _preempt(self, request: Request) -> bool:
+        running = [r for r in self.slots.occupant if r is not None and self.slots.state[r.slot] != SlotState.HELD]
+        if not running:
+            return False
+        least = min(running, key=lambda r: (r.priority, -int(self.slots.admitted[r.slot])))
+        if effective_priority(request, self._overtaken(request)) - least.priority <= self.options.preemption_threshold:
+            return False
+        self._retract(least.slot)
+        self._forecast = None
+        return True
+
+    def wanted(self) -> list[int]:
+        """What each prompt in the middle of its prefill could take of a step, oldest first."""
+        slots, rows = self.slots, self.prefilling
+        rest = np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens)
+        return rest.tolist()
+
+    def _may_start(self) -> bool:
+        """Whether another prompt would move in the next step: there are tokens left, or the others can make room."""
+        if not self.prefilling:
+            return True
+        return len(self.prefilling) < MOST_PREFILLING or sum(self.wanted()) < self.options.step_tokens
+
+
+def _max_rows(options: PlannerOptions) -> int:
+    """Requests that can each move once in max_step_gap steps, prompts taking their share."""
+    budget, gap = options.step_tokens, options.max_step_gap
+    share = -(-budget // PREFILL_SHARE)
+    return max(1, gap * (budget - share) if budget > share else gap // 2)
