@@ -72,14 +72,16 @@ class Planner:
         rest = int((slots.last_planned[decode.index] - planned).min())
         if rest <= 0:
             return False
-        short = cache.short_rows(decode.rows, slots.planned)
-        if len(short):
+        room = cache.room_left(decode.index, planned)
+        least = int(room.min())
+        if least <= 0:
+            short = decode.rows[room <= 0]
             if not all(cache.make_room(group, len(short)) for group in range(len(cache.groups))):
                 return False
             self._take_pages(short)
-        room = int((cache.tables[0].num[decode.index] * cache.page_size - planned).min())
+            least = int(cache.room_left(decode.index, planned).min())
         # Until the first row ends or fills its pages there is nothing to look at again.
-        self._checked_rows, self._checked_until = decode, self.step + min(rest, room)
+        self._checked_rows, self._checked_until = decode, self.step + min(rest, least)
         return True
 
     def _steady_plan(self, decode: DecodeRows) -> StepPlan:

@@ -98,6 +98,9 @@ class Slots:
         self.is_new = np.zeros(num_slots, bool)
         # Virtual until touched: a row costs memory only for the tokens it really held.
         self.tokens = np.empty((num_slots, max_len + 1), i32)
+        self.flat_tokens = self.tokens.reshape(-1)
+        self.token_base = np.arange(num_slots, dtype=np.int64) * (max_len + 1) - 1
+        """flat_tokens[token_base[slot] + n] is the slot's n-th token, counted from 1."""
         self.occupant: list[Request | None] = [None] * num_slots
         self.version = 0
         """Changes whenever the set of decoding rows does."""

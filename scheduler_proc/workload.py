@@ -285,7 +285,7 @@ class GenerateWorkload:
         """One new token for each of `rows` (`index` says the same, faster): keep it, report it, see who has ended."""
         slots = self.slots
         now_known = slots.num_known[index] + 1
-        slots.tokens[rows, now_known - 1] = tokens
+        slots.flat_tokens[slots.token_base[index] + now_known] = tokens
         slots.num_known[index] = now_known
         self.num_output_tokens += len(rows)
         ends = now_known >= slots.full_len[index]
@@ -423,4 +423,4 @@ def _told(plan: StepPlan) -> np.ndarray | None:
     """Slots of which a plan tells the device something new; None = none, the usual case."""
     slots = [] if plan.joins is None else [plan.joins.slots]
     slots += [updates.slots for updates in plan.pages if updates is not None]
-    return np.unique(np.concatenate(slots)) if slots else None
+    return np.concatenate(slots) if slots else None

@@ -112,6 +112,10 @@ class KvCache:
                 table.extend(slot, pool.take(num))
         return True
 
+    def room_left(self, index: np.ndarray | slice, planned: np.ndarray) -> np.ndarray:
+        """int32: tokens that still go into the pages of the slots at `index`, which hold `planned` tokens."""
+        return self.tables[0].num[index] * self.page_size - planned
+
     def short_rows(self, rows: np.ndarray, planned: np.ndarray) -> np.ndarray:
         """Those of `rows` whose pages are full: their next token needs a page."""
         num = self.tables[0].num[rows]
