@@ -60,7 +60,7 @@ def build(
         else:
             device, num_tokens = _model_device(config, model, on_layer)
         return build_workload(config, model, num_tokens, device.pages_freed), device
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OverflowError, RuntimeError, OSError) as error:
         raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
 
 

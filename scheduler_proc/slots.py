@@ -14,6 +14,7 @@ import numpy as np
 from engine.sampling import MAX_STOP_IDS, SamplingParams
 from scheduler_proc.plan import Joins
 from scheduler_proc.request import Request
+from scheduler_proc.virtual_array import virtual_array
 
 
 class SlotState(IntEnum):
@@ -96,8 +97,7 @@ class Slots:
         self.num_new = 0
         """Slots whose occupant has no collected token yet."""
         self.is_new = np.zeros(num_slots, bool)
-        # Virtual until touched: a row costs memory only for the tokens it really held.
-        self.tokens = np.empty((num_slots, max_len + 1), i32)
+        self.tokens = virtual_array((num_slots, max_len + 1), i32)
         self.flat_tokens = self.tokens.reshape(-1)
         self.token_base = np.arange(num_slots, dtype=np.int64) * (max_len + 1) - 1
         """flat_tokens[token_base[slot] + n] is the slot's n-th token, counted from 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_proc.plan import PageUpdates
+from scheduler_proc.virtual_array import virtual_array
 
 
 class PageTable:
@@ -15,8 +16,7 @@ class PageTable:
     """
 
     def __init__(self, num_slots: int, max_pages: int) -> None:
-        # Virtual until touched: a row costs memory only for the columns it really held.
-        self.pages = np.zeros((num_slots, max_pages), np.int32)
+        self.pages = virtual_array((num_slots, max_pages), np.int32)
         self.first = np.zeros(num_slots, np.int32)
         self.shared = np.zeros(num_slots, np.int32)
         self.num = np.zeros(num_slots, np.int32)
