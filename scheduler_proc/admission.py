@@ -55,6 +55,12 @@ class Admission:
         """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes."""
         self._changes = 0
 
+    @property
+    def num_queued(self) -> int:
+        """Waiting requests, but for those that have only just come and will find a slot in the next step."""
+        blocked = self._blocked_at == self._circumstances()
+        return max(0, len(self.waiting) - (0 if blocked else self.slots.num_free))
+
     def changed(self) -> None:
         """Somebody came or went: who did not fit may fit now."""
         self._changes += 1

@@ -85,7 +85,7 @@ class GenerateWorkload:
         except EngineError as error:
             self.outbox.fail(message.request, message.attempt, message.front, error.info())
             return
-        if self.max_queued is not None and len(self.planner.admission.waiting) >= self.max_queued:
+        if self.max_queued is not None and self.planner.admission.num_queued >= self.max_queued:
             wait_s = self.ended.seconds_for(len(self.planner.admission.waiting) + 1)
             error = OverloadedError(
                 f"The queue is full: {len(self.planner.admission.waiting)} requests wait (--max-queued-requests "

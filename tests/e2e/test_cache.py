@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -65,21 +69,24 @@ def test_pin_unpin_and_flush(tiny_server: Server) -> None:
     tiny_server.wait_idle()
 
 
-async def test_a_full_queue_answers_429(endless_model: Path, tmp_path: Path) -> None:
+def test_a_full_queue_answers_429(endless_model: Path, tmp_path: Path) -> None:
     args = ("--model", str(endless_model), "--device", "null", "--max-running-requests", "1")
     with serve(*args, "--max-queued-requests", "2", log=tmp_path / "log") as server:
-        async with session() as http:
-            fields = {"max_tokens": 500_000, "ignore_eos": True}
-            tasks = [asyncio.create_task(stream_chat(http, server.url, "Go on", **fields)) for _ in range(3)]
-            while server.scheduler()["waiting"] < 2:
-                await asyncio.sleep(0.01)
-            body = {"messages": [{"role": "user", "content": "x"}]}
-            async with http.post(f"{server.url}/v1/chat/completions", json=body) as response:
-                assert response.status == 429
-                assert int(response.headers["Retry-After"]) >= 1
-            for task in tasks:
-                task.cancel()
-        await asyncio.to_thread(server.wait_idle)
+
+        def ask() -> None:
+            with contextlib.suppress(http.client.HTTPException, OSError):  # the server is killed under it
+                server.chat("Go on", max_tokens=900_000, ignore_eos=True)
+
+        for _ in range(3):
+            threading.Thread(target=ask, daemon=True).start()
+        server.until(lambda: server.scheduler()["waiting"] == 2, "have two waiting requests", timeout_s=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 429
+        assert int(response.headers["Retry-After"]) >= 1
+        connection.close()
 
 
 def replay(path: Path) -> subprocess.CompletedProcess[str]:

@@ -120,6 +120,14 @@ def test_a_full_queue_answers_429_with_a_time(tmp_path: Path) -> None:
     assert all(harness.finish[number] is Finish.LENGTH for number in (1, 2, 3))
 
 
+def test_requests_that_come_together_find_the_free_slots_before_the_queue(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, num_slots=2, max_queued=1)
+    for number in (1, 2, 3, 4):
+        harness.add(number, 4, max_tokens=5)
+    harness.run()
+    assert set(harness.errors) == {4}
+
+
 def test_several_prompts_may_be_in_mid_chunk(tmp_path: Path) -> None:
     harness = Harness(tmp_path, step_tokens=64, chunk_tokens=16, num_pages=128, max_len=512)
     for number in (1, 2, 3):
