@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 from detokenizer_proc.streams import Streams
 from engine.errors import EngineError
-from engine.ipc.board import State
 from engine.ipc.child import begin, fail_start, until_stopped
-from engine.ipc.messages import Ready, Resend, StepOutput, ToDetokenizer
-from engine.ipc.sockets import Puller, Pusher, context
+from engine.ipc.messages import Resend, StepOutput, ToDetokenizer
+from engine.ipc.peers import announce, connect
+from engine.ipc.sockets import Puller, context
 from engine.tokenizer.load import load_tokenizer
 
 IDLE_WAIT_S = 0.25
@@ -24,16 +23,10 @@ def main() -> int:
         inbox: Puller[ToDetokenizer] = Puller(ctx, layout.address(child.name), ToDetokenizer, hello)
         tokenizer = load_tokenizer(child.model)
         streams = Streams(tokenizer.token_table(), tokenizer.special_ids, layout.num_fronts)
-        schedulers = {
-            name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.startswith("scheduler")
-        }
-        fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
+        schedulers = connect(ctx, child, "scheduler")
+        fronts = list(connect(ctx, child, "front").values())
         del tokenizer
-        gc.collect()
-        gc.freeze()
-        heartbeat.state(State.READY)
-        for front in fronts:
-            front.send(Ready(child.name, {}))
+        announce(child, heartbeat, fronts)
         stopped = until_stopped(stop, board)
         while not stopped():
             inbox.wait(IDLE_WAIT_S)

@@ -52,6 +52,7 @@ class Supervisor:
         self._pidfds: dict[str, int] = {}
         self._died: asyncio.Future[ProcessDiedError] | None = None
         self._run_dir: RunDir | None = None
+        self._layout: Layout | None = None
         self._restarts: list[float] = []
         self._restarting: asyncio.Task[None] | None = None
         self._stopping = False
@@ -68,6 +69,7 @@ class Supervisor:
         begin = time.monotonic()
         self._run_dir = RunDir()
         layout = Layout(str(self._run_dir.path), num_tokenizers=self.config.process.tokenizer_workers)
+        self._layout = layout
         board = layout.board(create=True)
         self._died = asyncio.get_running_loop().create_future()
         front = self._child_config("front 0", layout)
@@ -152,9 +154,9 @@ class Supervisor:
 
     def _own_words(self, name: str, error: ProcessDiedError) -> ProcessDiedError:
         """What a process that could not start has said itself, if it has."""
-        assert self._run_dir is not None
+        assert self._layout is not None
         try:
-            return ProcessDiedError(Layout(str(self._run_dir.path)).reason_file(name).read_text(encoding="utf-8"))
+            return ProcessDiedError(self._layout.reason_file(name).read_text(encoding="utf-8"))
         except OSError:
             return error
 

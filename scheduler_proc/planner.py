@@ -18,7 +18,7 @@ from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
 
 class Planner:
-    """Plans steps over `slots` and `cache`; owns the waiting queue."""
+    """Plans steps over `slots` and `cache`; `admission` owns the waiting queue and fills the slots."""
 
     def __init__(self, slots: Slots, cache: KvCache, eos_ids: tuple[int, ...], options: PlannerOptions) -> None:
         self.slots = slots
@@ -203,7 +203,7 @@ class Planner:
         Returns the rows that have their page; the others wait for pages in flight.
         """
         cache, slots = self.cache, self.slots
-        short = cache.short_rows(rows, slots.planned)
+        short = rows[cache.room_left(rows, slots.planned[rows]) <= 0]
         while len(short):
             room = min(cache.available(group) for group in range(len(cache.groups)))
             if len(short) <= room:

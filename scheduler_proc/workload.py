@@ -82,16 +82,8 @@ class GenerateWorkload:
         """Queue a request, or refuse it with a typed error."""
         try:
             request = self.intake.request(message)
+            self._check_queue()
         except EngineError as error:
-            self.outbox.fail(message.request, message.attempt, message.front, error.info())
-            return
-        if self.max_queued is not None and self.planner.admission.num_queued >= self.max_queued:
-            wait_s = self.ended.seconds_for(len(self.planner.admission.waiting) + 1)
-            error = OverloadedError(
-                f"The queue is full: {len(self.planner.admission.waiting)} requests wait (--max-queued-requests "
-                f"{self.max_queued}). Try again in about {wait_s} s.",
-                retry_after_s=wait_s,
-            )
             self.outbox.fail(message.request, message.attempt, message.front, error.info())
             return
         self.requests[request.request] = request
@@ -101,6 +93,18 @@ class GenerateWorkload:
             self.outbox.add_row(request, len(request.output_ids), np.zeros(0, np.int32), Finish.LENGTH)
             return
         self.planner.admission.add(request)
+
+    def _check_queue(self) -> None:
+        """Raise OverloadedError when as many wait as may."""
+        if self.max_queued is None or self.planner.admission.num_queued < self.max_queued:
+            return
+        num_waiting = len(self.planner.admission.waiting)
+        wait_s = self.ended.seconds_for(num_waiting + 1)
+        raise OverloadedError(
+            f"The queue is full: {num_waiting} requests wait (--max-queued-requests {self.max_queued}). "
+            f"Try again in about {wait_s} s.",
+            retry_after_s=wait_s,
+        )
 
     def abort(self, number: int, attempt: int) -> None:
         """End a request wherever it is; unknown ones have ended already."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
 from engine.errors import EngineError, ModelFileError
-from engine.ipc.board import State
 from engine.ipc.child import ChildConfig, begin, fail_start, until_stopped
 from engine.ipc.messages import (
     Abort,
@@ -18,11 +16,11 @@ from engine.ipc.messages import (
     GenerateRequest,
     PinCall,
     PinTokens,
-    Ready,
     TokenizedRequest,
     ToTokenizer,
 )
-from engine.ipc.sockets import Puller, Pusher, context
+from engine.ipc.peers import announce, connect
+from engine.ipc.sockets import Puller, context
 from engine.tokenizer.chat_template import ChatTemplate
 from engine.tokenizer.load import load_tokenizer
 from tokenizer_proc.encoder import Encoder
@@ -75,15 +73,9 @@ def main() -> int:
     try:
         inbox: Puller[ToTokenizer] = Puller(ctx, layout.address(child.name), ToTokenizer, hello)
         encoder = build_encoder(child)
-        schedulers = {
-            name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.startswith("scheduler")
-        }
-        fronts = [Pusher(ctx, layout.address(f"front {i}"), hello) for i in range(layout.num_fronts)]
-        gc.collect()
-        gc.freeze()
-        heartbeat.state(State.READY)
-        for front in fronts:
-            front.send(Ready(child.name, {}))
+        schedulers = connect(ctx, child, "scheduler")
+        fronts = list(connect(ctx, child, "front").values())
+        announce(child, heartbeat, fronts)
         stopped = until_stopped(stop, board)
         num_done = 0
         while not stopped():

@@ -116,11 +116,6 @@ class KvCache:
         """int32: tokens that still go into the pages of the slots at `index`, which hold `planned` tokens."""
         return self.tables[0].num[index] * self.page_size - planned
 
-    def short_rows(self, rows: np.ndarray, planned: np.ndarray) -> np.ndarray:
-        """Those of `rows` whose pages are full: their next token needs a page."""
-        num = self.tables[0].num[rows]
-        return rows[planned[rows] + 1 > num * self.page_size]
-
     def reserve(self, rows: np.ndarray, longest: np.ndarray) -> None:
         """The next page for each of `rows` (room was made), and pages ahead while they may grow and there is room.
 
