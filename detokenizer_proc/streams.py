@@ -17,6 +17,7 @@ from engine.ipc.messages import (
     FrontOutput,
     Opened,
     Resend,
+    RowReader,
     Stamps,
     StepOutput,
     Stop,
@@ -24,7 +25,6 @@ from engine.ipc.messages import (
     TokenBatch,
     pack_i32,
     unpack_i32,
-    unpack_rows,
 )
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Streams:
         self._table = table
         self._special_ids = special_ids
         self._open: dict[int, _Open] = {}
+        self._reader = RowReader()
         self._outputs = [FrontOutput(0, [], [], [], []) for _ in range(num_fronts)]
         self._to_scheduler: list[Stop | Resend] = []
         self.step = 0
@@ -107,10 +108,16 @@ class Streams:
         self._outputs[opened.front].accepted.append(accepted)
 
     def _absorb_tokens(self, batch: TokenBatch) -> None:
-        if not batch.requests:
+        if not batch.requests and not batch.rows:
             return
         tokens = unpack_i32(batch.tokens).tolist()
-        rows = unpack_rows(batch)
+        try:
+            rows = self._reader.rows(batch)
+        except LookupError as error:
+            log.error("event=rows_lost error=%s", error)
+            for state in self._open.values():
+                self._to_scheduler.append(Resend(state.opened.request, state.opened.attempt, state.num_tokens))
+            return
         start = 0
         for request, attempt, first, count, finish, held in rows:
             state = self._open.get(request)

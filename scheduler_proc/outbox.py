@@ -8,31 +8,47 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.errors import ErrorInfo
-from engine.ipc.messages import Failed, Finish, Opened, Started, StepOutput, TokenBatch
+from engine.ipc.messages import (
+    Failed,
+    Finish,
+    Opened,
+    Started,
+    StepOutput,
+    TokenBatch,
+    unpack_i32,
+    unpack_u64,
+)
 from scheduler_proc.request import Request
 
 
 class SteadyRows:
-    """The part of a step's message that only its rows decide, made once for as long as they stay."""
+    """Rows that get one token a step for as long as they stay: a message names them once, later ones refer to it."""
 
-    def __init__(self, requests: np.ndarray, attempts: np.ndarray) -> None:
-        """requests: uint64 [n], attempts: int32 [n]."""
-        self._requests = requests
-        self._attempts = attempts
-        self.request_bytes = requests.tobytes()
-        self.attempt_bytes = attempts.tobytes()
+    def __init__(self, of: object, requests: np.ndarray, attempts: np.ndarray, first_token: np.ndarray) -> None:
+        """of: what they are the rows of; requests: uint64 [n], attempts: int32 [n], first_token: int32 [n]."""
+        self.of = of
+        self.requests = requests
+        self.attempts = attempts
+        self.first_token = first_token
+        self.num_steps = 0
+        """Steps that went by since `first_token`."""
+        self.name = 0
+        """What the receiver knows them by; 0 = it was not told."""
 
-    def expanded(self, first_token: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The rows as add_tokens takes them."""
+    def expanded(self, ahead: int, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The rows as add_tokens takes them, `ahead` steps after the first."""
         num = len(tokens)
         none = np.zeros(num, np.uint8)
-        return (self._requests, self._attempts, first_token, np.ones(num, np.int32), tokens, none, none)
+        return (self.requests, self.attempts, self.first_token + ahead, np.ones(num, np.int32), tokens, none, none)
 
 
 class Outbox:
     """Collects until `take`. Token rows keep their order."""
 
     def __init__(self) -> None:
+        self._told: SteadyRows | None = None
+        """The rows that the receiver knows by name."""
+        self._names = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -40,7 +56,7 @@ class Outbox:
         self.started: list[Started] = []
         self.failed: list[Failed] = []
         self._rows: list[Callable[[], tuple[np.ndarray, ...]]] = []
-        self._only_steady: tuple[SteadyRows, np.ndarray, np.ndarray] | None = None
+        self._only_steady: tuple[SteadyRows, int, np.ndarray] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._rows or self.opened or self.started or self.failed)
@@ -76,10 +92,11 @@ class Outbox:
         """Rows of a TokenBatch: uint64, int32, int32, int32 [n], int32 [sum(counts)], uint8, uint8 [n]."""
         self._rows.append(lambda: (requests, attempts, first_token, counts, tokens, finish, held))
 
-    def add_steady(self, rows: SteadyRows, first_token: np.ndarray, tokens: np.ndarray) -> None:
-        """One token for each of the same rows as before, none of which ends: int32 [n] each."""
-        self._only_steady = (rows, first_token, tokens) if not self._rows else None
-        self._rows.append(lambda: rows.expanded(first_token, tokens))
+    def add_steady(self, rows: SteadyRows, tokens: np.ndarray) -> None:
+        """One token for each of the same rows as before, none of which ends: int32 [n]."""
+        ahead, rows.num_steps = rows.num_steps, rows.num_steps + 1
+        self._only_steady = (rows, ahead, tokens) if not self._rows else None
+        self._rows.append(lambda: rows.expanded(ahead, tokens))
 
     def add_row(
         self,
@@ -105,8 +122,7 @@ class Outbox:
     def take(self, step: int) -> StepOutput:
         """The message; the outbox is empty afterwards."""
         if self._only_steady is not None and len(self._rows) == 1:
-            rows, first, tokens = self._only_steady
-            batch = TokenBatch(rows.request_bytes, rows.attempt_bytes, first.tobytes(), b"", tokens.tobytes())
+            batch = self._steady_batch(*self._only_steady)
         else:
             parts = [row() for row in self._rows]
             joined = (np.concatenate(part).tobytes() for part in zip(*parts, strict=True))
@@ -114,3 +130,28 @@ class Outbox:
         output = StepOutput(step, self.opened, self.started, batch, self.failed, time.monotonic_ns())
         self._clear()
         return output
+
+    def named_in(self, output: StepOutput) -> tuple[list[int], list[int]]:
+        """Requests of a message's token rows, and their attempts; for a message that could not be sent."""
+        batch = output.tokens
+        rows, self._told = self._told, None
+        if batch.rows and not batch.requests:
+            assert rows is not None
+            return rows.requests.tolist(), rows.attempts.tolist()
+        return unpack_u64(batch.requests).tolist(), unpack_i32(batch.attempts).tolist()
+
+    def _steady_batch(self, rows: SteadyRows, ahead: int, tokens: np.ndarray) -> TokenBatch:
+        if self._told is rows:
+            return TokenBatch(tokens=tokens.tobytes(), rows=rows.name, ahead=ahead)
+        self._names += 1
+        rows.name = self._names
+        self._told = rows
+        first = rows.first_token
+        return TokenBatch(
+            rows.requests.tobytes(),
+            rows.attempts.tobytes(),
+            first.tobytes(),
+            tokens=tokens.tobytes(),
+            rows=rows.name,
+            ahead=ahead,
+        )

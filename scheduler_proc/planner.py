@@ -68,7 +68,7 @@ class Planner:
         if self._checked_rows is decode and self.step < self._checked_until:
             return True
         slots, cache = self.slots, self.cache
-        planned = slots.planned[decode.index]
+        planned = slots.planned_of(decode)
         rest = int((slots.last_planned[decode.index] - planned).min())
         if rest <= 0:
             return False
@@ -91,9 +91,7 @@ class Planner:
             self._stable = decode
             self._rows_version += 1
         self.step += 1
-        kv_lens = slots.planned[decode.index] + 1
-        slots.planned[decode.index] = kv_lens
-        slots.last_step[decode.index] = self.step
+        kv_lens = slots.plan_steady(decode, self.step)
         num = len(decode.rows)
         return StepPlan(
             step=self.step,
@@ -232,7 +230,8 @@ class Planner:
 
     def _take_pages(self, short: np.ndarray) -> None:
         slots = self.slots
-        self.cache.leave_window(short, slots.planned)
+        if self.cache.has_windows:
+            self.cache.leave_window(short, slots.planned)
         self.cache.reserve(short, np.minimum(slots.full_len[short], slots.max_len))
 
     def _free_memory_for(self, oldest: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from engine.sampling import MAX_STOP_IDS, SamplingParams
 from scheduler_proc.plan import Joins
 from scheduler_proc.request import Request
+from scheduler_proc.steady import CollectedRun, PlannedRun
 from scheduler_proc.virtual_array import virtual_array
 
 
@@ -56,7 +57,8 @@ class DecodeRows:
             self.index = slice(int(self.rows[0]), int(self.rows[-1]) + 1)
         self.all_greedy = bool(slots.greedy[self.index].all())
         self.needs_filter = bool(slots.filtered[self.index].any())
-        self.stop_width = int(slots.num_stop_ids[self.index].max(initial=0))
+        self.stop_ids = slots.stop_ids[self.index, : int(slots.num_stop_ids[self.index].max(initial=0))].copy()
+        """int32 [n, widest]: the ids that end each row, -1 where it has fewer."""
         self.requests = slots.request[self.index].copy()
         self.attempts = slots.attempt[self.index].copy()
         self.epochs = slots.epoch[self.index].copy()
@@ -75,16 +77,13 @@ class Slots:
         self.epoch = np.zeros(num_slots, np.int64)
         """Counts occupants, so that a result of an earlier one is told apart."""
         self.prompt_len = np.zeros(num_slots, i32)
-        self.num_known = np.zeros(num_slots, i32)
-        """Tokens the host knows: prompt and collected output."""
+        self._num_known = np.zeros(num_slots, i32)
         self.prefill_end = np.zeros(num_slots, i32)
         """Tokens to prefill before sampling begins."""
-        self.planned = np.zeros(num_slots, i32)
-        """Tokens whose KV is written once all launched steps are done."""
+        self._planned = np.zeros(num_slots, i32)
         self.last_planned = np.zeros(num_slots, i32)
         self.full_len = np.zeros(num_slots, i32)
-        self.last_step = np.zeros(num_slots, np.int64)
-        """Step that gave the row its last tokens: who waited longest goes first when a step is too small for all."""
+        self._last_step = np.zeros(num_slots, np.int64)
         self.admitted = np.zeros(num_slots, np.int64)
         """Rank in the order of admission."""
         self.num_stop_ids = np.zeros(num_slots, i32)
@@ -97,10 +96,12 @@ class Slots:
         self.num_new = 0
         """Slots whose occupant has no collected token yet."""
         self.is_new = np.zeros(num_slots, bool)
-        self.tokens = virtual_array((num_slots, max_len + 1), i32)
-        self.flat_tokens = self.tokens.reshape(-1)
-        self.token_base = np.arange(num_slots, dtype=np.int64) * (max_len + 1) - 1
-        """flat_tokens[token_base[slot] + n] is the slot's n-th token, counted from 1."""
+        self._tokens = virtual_array((num_slots, max_len + 1), i32)
+        self._flat_tokens = self._tokens.reshape(-1)
+        self._token_base = np.arange(num_slots, dtype=np.int64) * (max_len + 1)
+        """_flat_tokens[_token_base[slot] + n] is the slot's n-th token, counted from 0."""
+        self._planned_run: PlannedRun | None = None
+        self._collected_run: CollectedRun | None = None
         self.occupant: list[Request | None] = [None] * num_slots
         self.version = 0
         """Changes whenever the set of decoding rows does."""
@@ -109,6 +110,95 @@ class Slots:
         self._sampling = SamplingValues(num_slots)
         self._joins: list[int] = []
         self._num_admitted = 0
+
+    # -- lengths and tokens ---------------------------------------------------------------------------------------
+
+    @property
+    def planned(self) -> np.ndarray:
+        """int32: tokens whose KV is written once all launched steps are done."""
+        self._settle_planned()
+        return self._planned
+
+    @property
+    def last_step(self) -> np.ndarray:
+        """int64: step that gave the row its last tokens; who waited longest goes first when a step is too small."""
+        self._settle_planned()
+        return self._last_step
+
+    @property
+    def num_known(self) -> np.ndarray:
+        """int32: tokens the host knows, prompt and collected output."""
+        self._settle_collected()
+        return self._num_known
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [num_slots, max_len + 1]"""
+        self._settle_collected()
+        return self._tokens
+
+    def planned_of(self, decode: DecodeRows) -> np.ndarray:
+        """int32 [n]: `planned` of the decode rows of now; the caller's own."""
+        run = self._planned_run
+        return self._planned[decode.index].copy() if run is None else run.lens()
+
+    def plan_steady(self, decode: DecodeRows, step: int) -> np.ndarray:
+        """Step `step` gives each of the decode rows of now one more token; int32 [n]: their lengths with it."""
+        run = self._planned_run
+        if run is None:
+            run = self._planned_run = PlannedRun(decode.index, self._planned[decode.index].copy())
+        run.num_steps += 1
+        run.last_step = step
+        return run.lens()
+
+    def collect_steady(self, decode: DecodeRows, tokens: np.ndarray) -> bool:
+        """Keep one collected token (int32 [n]) of each of the decode rows of now; False (and nothing kept) where a
+        row may end with it or begins, which wants a closer look."""
+        run = self._collected_run
+        if run is None:
+            if self.num_new:
+                return False
+            index = decode.index
+            run = CollectedRun(index, self._num_known[index].copy(), self.full_len[index])
+            self._collected_run = run
+        if run.num_steps + 1 >= run.num_until_end:
+            return False
+        if decode.stop_ids.shape[1] and (decode.stop_ids == tokens[:, None]).any():
+            return False
+        if run.is_full:
+            self._settle_collected()
+            return self.collect_steady(decode, tokens)
+        run.add(tokens)
+        return True
+
+    def add_tokens(self, index: np.ndarray | slice, tokens: np.ndarray) -> np.ndarray:
+        """One collected token (int32 [n]) for each of the slots at `index`; int32 [n]: what they know now."""
+        known = self.num_known[index]
+        self._flat_tokens[self._token_base[index] + known] = tokens
+        known = known + 1
+        self._num_known[index] = known
+        return known
+
+    def _settle_planned(self) -> None:
+        """Write down what the planned steady steps did."""
+        run, self._planned_run = self._planned_run, None
+        if run is not None:
+            self._planned[run.index] = run.lens()
+            self._last_step[run.index] = run.last_step
+
+    def _settle_collected(self) -> None:
+        """Write down what the collected steady steps brought."""
+        run, self._collected_run = self._collected_run, None
+        if run is not None and run.num_steps:
+            places = self._token_base[run.index] + run.start
+            self._flat_tokens[places[:, None] + np.arange(run.num_steps)] = run.tokens()
+            self._num_known[run.index] = run.start + np.int32(run.num_steps)
+
+    def _settle(self) -> None:
+        self._settle_planned()
+        self._settle_collected()
+
+    # -- occupants ------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
@@ -121,6 +211,7 @@ class Slots:
     def decode(self) -> DecodeRows:
         """The decoding slots; the same object as long as `version` stays."""
         if self._decode.version != self.version:
+            self._settle()
             self._decode = DecodeRows(self)
         return self._decode
 
@@ -171,6 +262,7 @@ class Slots:
 
     def leave(self, slot: int) -> None:
         """Empty a slot."""
+        self._settle()
         request = self.occupant[slot]
         assert request is not None, "slots: leaving a free slot"
         request.slot = -1
@@ -185,6 +277,7 @@ class Slots:
             self._joins.remove(slot)
 
     def set_state(self, slot: int, state: SlotState) -> None:
+        self._settle()
         self.state[slot] = state
         self.version += 1
 

@@ -20,7 +20,6 @@ from engine.ipc.messages import (
     TokenizedRequest,
     UnpinCall,
     unpack_i32,
-    unpack_u64,
 )
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.intake import Intake
@@ -29,7 +28,7 @@ from scheduler_proc.plan import StepPlan, StepResult
 from scheduler_proc.planner import Planner
 from scheduler_proc.rate import Rate
 from scheduler_proc.request import Request
-from scheduler_proc.slots import DecodeRows, Slots, SlotState
+from scheduler_proc.slots import Slots, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,6 @@ class GenerateWorkload:
         self._told: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """Slots of which a launched step tells the device something new, and their epochs."""
         self._steady: SteadyRows | None = None
-        self._steady_of: DecodeRows | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -231,16 +229,15 @@ class GenerateWorkload:
 
     def send_failed(self, output: StepOutput, error: Exception) -> None:
         """A message could not be sent: whoever is in it ends with an error, which the next message carries."""
-        numbers = {int(number) for number in unpack_u64(output.tokens.requests)}
+        requests, attempts_of = self.outbox.named_in(output)
+        numbers = set(requests)
         numbers.update(opened.request for opened in output.opened)
         self.outbox.failed.extend(output.failed)
         self._fail_all([self.requests[number] for number in sorted(numbers) if number in self.requests], "send", error)
         # Those that ended within the lost message are told by their number; the detokenizer knows their front.
         fronts = {opened.request: opened.front for opened in output.opened}
         told = {failed.request for failed in self.outbox.failed}
-        attempts = dict(
-            zip(unpack_u64(output.tokens.requests).tolist(), unpack_i32(output.tokens.attempts).tolist(), strict=True)
-        )
+        attempts = dict(zip(requests, attempts_of, strict=True))
         for number in sorted(numbers - told):
             info = InternalError("An internal error ended this request (send).").info()
             self.outbox.fail(number, attempts.get(number, 0), fronts.get(number, -1), info)
@@ -250,11 +247,19 @@ class GenerateWorkload:
         return [request for request in occupants if request is not None]
 
     def _absorb_steady(self, result: StepResult) -> None:
-        """Nobody came or went since the step was planned: all its rows decode, and their bytes are at hand."""
+        """Nobody came or went since the step was planned: all its rows decode, and the receiver knows them."""
         decode = self.slots.decode()
-        if self._steady_of is not decode:
-            self._steady_of, self._steady = decode, SteadyRows(decode.requests, decode.attempts)
-        self._take_tokens(decode.rows, decode.index, result.tokens[:, 0], decode.stop_width, self._steady)
+        tokens = result.tokens[:, 0]
+        if not self.slots.collect_steady(decode, tokens):
+            self._take_tokens(decode.rows, decode.index, tokens)
+            return
+        self.num_output_tokens += len(tokens)
+        steady = self._steady
+        if steady is None or steady.of is not decode:
+            known = self.slots.num_known[decode.index]
+            first = known - self.slots.prompt_len[decode.index] - 1
+            steady = self._steady = SteadyRows(decode, decode.requests, decode.attempts, first)
+        self.outbox.add_steady(steady, tokens)
 
     def _absorb(self, plan: StepPlan, result: StepResult, same: np.ndarray) -> None:
         if result.failed is not None:
@@ -266,8 +271,7 @@ class GenerateWorkload:
         took = sampled & same & (slots.state[plan.rows] == SlotState.DECODE)
         rows = plan.rows[took]
         if len(rows):
-            width = int(slots.num_stop_ids[rows].max())
-            self._take_tokens(rows, rows, result.tokens[took, 0], width, None)
+            self._take_tokens(rows, rows, result.tokens[took, 0])
 
     def _commit_chunks(self, plan: StepPlan, same: np.ndarray) -> None:
         """Prompt chunks that this step has computed may be shared from now on."""
@@ -278,31 +282,21 @@ class GenerateWorkload:
                 assert request is not None
                 self.cache.commit(slot, request, int(plan.kv_lens[index]))
 
-    def _take_tokens(
-        self,
-        rows: np.ndarray,
-        index: np.ndarray | slice,
-        tokens: np.ndarray,
-        stop_width: int,
-        steady: SteadyRows | None,
-    ) -> None:
+    def _take_tokens(self, rows: np.ndarray, index: np.ndarray | slice, tokens: np.ndarray) -> None:
         """One new token for each of `rows` (`index` says the same, faster): keep it, report it, see who has ended."""
         slots = self.slots
-        now_known = slots.num_known[index] + 1
-        slots.flat_tokens[slots.token_base[index] + now_known] = tokens
-        slots.num_known[index] = now_known
+        self._steady = None
+        now_known = slots.add_tokens(index, tokens)
         self.num_output_tokens += len(rows)
         ends = now_known >= slots.full_len[index]
         stopped = None
-        if stop_width:
-            stopped = (slots.stop_ids[index, :stop_width] == tokens[:, None]).any(axis=1)
+        width = int(slots.num_stop_ids[index].max())
+        if width:
+            stopped = (slots.stop_ids[index, :width] == tokens[:, None]).any(axis=1)
             ends = ends | stopped
         if slots.num_new:
             self._report_start(rows[slots.is_new[index]])
         first = now_known - 1 - slots.prompt_len[index]
-        if steady is not None and not ends.any():
-            self.outbox.add_steady(steady, first, tokens)
-            return
         finish = np.where(ends, np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
         if stopped is not None:
             finish[stopped] = Finish.STOP_TOKEN

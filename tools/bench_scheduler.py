@@ -28,6 +28,7 @@ from engine.config import EngineConfig, SchedulerOptions
 from engine.ipc.board import Board, Heartbeat
 from engine.ipc.messages import (
     Hello,
+    RowReader,
     Stamps,
     StepOutput,
     Stop,
@@ -35,7 +36,6 @@ from engine.ipc.messages import (
     ToScheduler,
     pack_i32,
     schema_hash,
-    unpack_rows,
 )
 from engine.ipc.sockets import Pusher, context
 from engine.model_files.types import ModelConfig, ModelFiles, RopeConfig
@@ -112,6 +112,7 @@ class Churn:
         self._inbox = inbox
         self._watched = watched
         self._number = 0
+        self._reader = RowReader()
         inbox.extend([self._request(int(self._rng.integers(1, 2 * CHURN_OUTPUT))) for _ in range(batch)])
 
     def turn_done(self) -> None:
@@ -119,7 +120,7 @@ class Churn:
         output, self._watched.last = self._watched.last, None
         if output is None:
             return
-        for request, attempt, first, count, finish, held in unpack_rows(output.tokens):
+        for request, attempt, first, count, finish, held in self._reader.rows(output.tokens):
             if finish:
                 answer = [Stop(request, attempt, first + count)] if held else []
                 self._inbox.extend([*answer, self._request(int(self._rng.integers(1, 2 * CHURN_OUTPUT)))])

@@ -173,6 +173,10 @@ class TokenBatch(msgspec.Struct, array_like=True):
     requests uint64 [n], attempts int32 [n], first_token int32 [n] (index of the row's first token in its output),
     counts int32 [n], tokens int32 [sum(counts)] (row after row), finish uint8 [n] (Finish), held uint8 [n] (1 = the
     end waits for Stop). A row may have count 0 and only a finish. Empty counts: 1 each; empty finish and held: 0 each.
+
+    Rows that stay the same for many steps are named once: a batch with `rows` > 0 and requests names its rows, and
+    later ones with that `rows` and without requests are of them. Their first tokens are those of the naming batch, plus
+    `ahead`.
     """
 
     requests: bytes = b""
@@ -182,6 +186,8 @@ class TokenBatch(msgspec.Struct, array_like=True):
     tokens: bytes = b""
     finish: bytes = b""
     held: bytes = b""
+    rows: int = 0
+    ahead: int = 0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):
@@ -329,19 +335,36 @@ def unpack_u64(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype="<u8")
 
 
-def unpack_rows(batch: TokenBatch) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """The rows of a TokenBatch: request, attempt, first token, count, finish, held."""
-    requests = unpack_u64(batch.requests).tolist()
-    num = len(requests)
-    return zip(
-        requests,
-        unpack_i32(batch.attempts).tolist(),
-        unpack_i32(batch.first_token).tolist(),
-        unpack_i32(batch.counts).tolist() if batch.counts else [1] * num,
-        batch.finish or bytes(num),
-        batch.held or bytes(num),
-        strict=True,
-    )
+class RowReader:
+    """Unpacks TokenBatches of one sender, in the order they came."""
+
+    def __init__(self) -> None:
+        self._named = TokenBatch()
+
+    def columns(self, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Request uint64, attempt int32, first token int32 of each row. Raises LookupError for rows never named."""
+        names = batch
+        if batch.rows:
+            if batch.requests:
+                self._named = batch
+            elif batch.rows != self._named.rows:
+                raise LookupError(f"rows {batch.rows} are unknown; {self._named.rows} are")
+            names = self._named
+        return unpack_u64(names.requests), unpack_i32(names.attempts), unpack_i32(names.first_token) + batch.ahead
+
+    def rows(self, batch: TokenBatch) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Request, attempt, first token, count, finish, held of each row. Raises LookupError for rows never named."""
+        requests, attempts, first = self.columns(batch)
+        num = len(requests)
+        return zip(
+            requests.tolist(),
+            attempts.tolist(),
+            first.tolist(),
+            unpack_i32(batch.counts).tolist() if batch.counts else [1] * num,
+            batch.finish or bytes(num),
+            batch.held or bytes(num),
+            strict=True,
+        )
 
 
 def schema_hash() -> str:

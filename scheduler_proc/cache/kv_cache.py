@@ -19,6 +19,8 @@ from scheduler_proc.request import Request
 
 RESERVED_TOKENS = 16
 """Tokens ahead for which a decoding row reserves pages, so that a steady step uploads nothing."""
+RESERVED_IF_ROOMY = 64
+"""The same while most pages are free: fewer steps have anything to look after."""
 
 
 class KvCache:
@@ -35,6 +37,7 @@ class KvCache:
         pages_freed: Callable[[np.ndarray], None],
     ) -> None:
         self.groups = tuple(groups)
+        self.has_windows = any(group.kind == "window" for group in self.groups)
         self.page_size = page_size
         self.pools = tuple(PagePool(num, page_size, pages_freed) for num in num_pages)
         max_pages = -(-max_len // page_size)
@@ -121,14 +124,19 @@ class KvCache:
 
         longest: int32 [len(rows)], tokens a row can reach at most.
         """
-        for ahead in range(max(1, RESERVED_TOKENS // self.page_size)):
-            if ahead:
-                grows = self.tables[0].num[rows] * self.page_size < longest
-                rows, longest = rows[grows], longest[grows]
-                if len(rows) == 0 or any(pool.num_free < len(rows) for pool in self.pools):
-                    return
+        roomy = all(2 * pool.num_free > pool.num_pages for pool in self.pools)
+        ahead = max(1, (RESERVED_IF_ROOMY if roomy else RESERVED_TOKENS) // self.page_size)
+        while len(rows):
+            # All in one go if every row can use all of them; else the next page each, and look again.
+            grows = (self.tables[0].num[rows] + (ahead - 1)) * self.page_size < longest
+            num = ahead if grows.all() and all(pool.num_free >= ahead * len(rows) for pool in self.pools) else 1
             for table, pool in zip(self.tables, self.pools, strict=True):
-                table.append(rows, pool.take(len(rows)))
+                table.append(rows, pool.take(num * len(rows)))
+            ahead -= num
+            grows = self.tables[0].num[rows] * self.page_size < longest
+            rows, longest = rows[grows], longest[grows]
+            if ahead == 0 or any(pool.num_free < len(rows) for pool in self.pools):
+                return
 
     def leave_window(self, rows: np.ndarray, planned: np.ndarray) -> None:
         """Give back what has fallen out of the windows of `rows`."""

@@ -23,11 +23,17 @@ class PageTable:
         self._updates: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def append(self, rows: np.ndarray, pages: np.ndarray) -> None:
-        """One more page for each of `rows` (distinct slots); int32 [m] each."""
+        """The same number of pages more for each of `rows` (distinct slots, int32 [m]); pages: int32 [k * m]."""
         columns = self.num[rows]
-        self.pages[rows, columns] = pages
-        self.num[rows] = columns + 1
-        self._updates.append((rows.astype(np.int32), columns, pages))
+        num = len(pages) // len(rows)
+        if num == 1:
+            self.pages[rows, columns] = pages
+            self._updates.append((rows.astype(np.int32), columns, pages))
+        else:
+            columns = columns[:, None] + np.arange(num, dtype=np.int32)
+            self.pages[rows[:, None], columns] = pages.reshape(-1, num)
+            self._updates.append((np.repeat(rows, num).astype(np.int32), columns.reshape(-1), pages))
+        self.num[rows] += np.int32(num)
 
     def extend(self, slot: int, pages: np.ndarray) -> None:
         """Several more pages for one slot."""

@@ -12,13 +12,13 @@ from engine.config import EngineConfig
 from engine.ipc.board import Board, Heartbeat
 from engine.ipc.messages import (
     Finish,
+    RowReader,
     Stamps,
     StepOutput,
     Stop,
     TokenizedRequest,
     pack_i32,
     unpack_i32,
-    unpack_rows,
 )
 from engine.model_files.types import ModelFiles
 from engine.sampling import SamplingParams
@@ -132,6 +132,7 @@ class Harness:
         self.stopped: set[int] = set()
         """Requests whose text has ended for the detokenizer: it drops what else comes."""
         self._read = 0
+        self._rows = RowReader()
 
     def add(
         self,
@@ -184,7 +185,7 @@ class Harness:
             batch = output.tokens
             start = 0
             ids = unpack_i32(batch.tokens)
-            for number, attempt, first, count, finish, held in unpack_rows(batch):
+            for number, attempt, first, count, finish, held in self._rows.rows(batch):
                 # As in the detokenizer: after the end of a text, held ends included, an abort is old news.
                 if number in self.stopped or (number in self.finish and finish == Finish.ABORT):
                     start += count

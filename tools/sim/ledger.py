@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine.ipc.messages import StepOutput, unpack_i32, unpack_u64
+from engine.ipc.messages import RowReader, StepOutput
 from tools.sim.clock import Clock
 from tools.sim.traces import SimRequest
 
@@ -72,6 +72,7 @@ class Ledger:
         self.num_arrived = 0
         self.num_finished = 0
         self._clock = clock
+        self._reader = RowReader()
 
     def arrive(self, request: SimRequest, *, says_stop: bool) -> None:
         number = request.number
@@ -90,12 +91,13 @@ class Ledger:
             failed = message.failed[0]
             raise RuntimeError(f"request {failed.request} failed: {failed.error.message}")
         batch = message.tokens
-        if not batch.requests:
+        if not batch.tokens and not batch.requests:
             return
         now_s = self._clock.now_s
-        numbers = unpack_u64(batch.requests).astype(np.int64)
+        requests, _, first = self._reader.columns(batch)
+        numbers = requests.astype(np.int64)
         before = self.got[numbers]
-        if (before != unpack_i32(batch.first_token)).any() or len(batch.tokens) != 4 * len(numbers):
+        if (before != first).any() or len(batch.tokens) != 4 * len(numbers):
             raise RuntimeError(f"step {message.step}: output tokens are out of order")
         self.got[numbers] = before + 1
         if message.started:

@@ -187,3 +187,17 @@ def test_a_character_cut_by_the_end_becomes_one_mark() -> None:
     streams.absorb(batch)
     output, _ = one(streams)
     assert "".join(delta.text for delta in output.deltas) == "a�"
+
+
+def test_rows_meant_by_a_name_flow_on_and_a_lost_name_is_asked_for() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1), opened(2))))
+    named = step((1, 0, "a", Finish.NONE), (2, 0, "x", Finish.NONE))
+    named.tokens.rows = 4
+    streams.absorb(named)
+    streams.absorb(StepOutput(2, [], [], TokenBatch(tokens=pack_i32([ord("b"), ord("y")]), rows=4, ahead=1), [], 0))
+    output, to_scheduler = one(streams)
+    assert [(delta.request, delta.text) for delta in output.deltas] == [(1, "a"), (2, "x"), (1, "b"), (2, "y")]
+    assert to_scheduler == []
+    streams.absorb(StepOutput(3, [], [], TokenBatch(tokens=pack_i32([1, 1]), rows=5, ahead=0), [], 0))
+    assert one(streams)[1] == [Resend(1, 0, 2), Resend(2, 0, 2)]

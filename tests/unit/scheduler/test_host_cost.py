@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.ipc.messages import Stamps, TokenizedRequest, pack_i32, unpack_u64
+from engine.ipc.messages import Stamps, TokenizedRequest, pack_i32, unpack_i32
 from engine.model_files.resolve import resolve
 from engine.sampling import SamplingParams
 from scheduler_proc.build import build
+from scheduler_proc.cache.kv_cache import RESERVED_IF_ROOMY
 from tests.support.matrix import config
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
@@ -81,7 +82,7 @@ def test_a_step_sends_one_message_for_all_rows(tmp_path: Path) -> None:
     harness.outlet.messages.clear()
     harness.scheduler.turn()
     (message,) = harness.outlet.messages
-    assert len(unpack_u64(message.tokens.requests)) == 64
+    assert len(unpack_i32(message.tokens.tokens)) == 64
 
 
 def test_a_steady_step_uploads_nothing_between_reservations(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_steady_step_uploads_nothing_between_reservations(tmp_path: Path) -> N
         return launch(plan)  # type: ignore[arg-type]
 
     harness.device.launch = spy  # type: ignore[method-assign,assignment]
-    for _ in range(32):
+    for _ in range(2 * RESERVED_IF_ROOMY):
         harness.scheduler.turn()
     assert sum(any(updates is not None for updates in plan.pages) for plan in plans) == 2
     assert all(plan.joins is None for plan in plans)
