@@ -125,8 +125,11 @@ class Outbox:
             batch = self._steady_batch(*self._only_steady)
         else:
             parts = [row() for row in self._rows]
-            joined = (np.concatenate(part).tobytes() for part in zip(*parts, strict=True))
-            batch = TokenBatch(*joined) if parts else TokenBatch()
+            batch = TokenBatch()
+            if parts:
+                names = ("requests", "attempts", "first_token", "counts", "tokens", "finish", "held")
+                for name, columns in zip(names, zip(*parts, strict=True), strict=True):
+                    setattr(batch, name, np.concatenate(columns).tobytes())
         output = StepOutput(step, self.opened, self.started, batch, self.failed, time.monotonic_ns())
         self._clear()
         return output

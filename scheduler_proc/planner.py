@@ -16,6 +16,9 @@ from scheduler_proc.plan import StepPlan
 from scheduler_proc.request import Request
 from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
+EARLY_TOKENS = 8
+"""Room below which a row takes pages when others must, while most pages are free."""
+
 
 class Planner:
     """Plans steps over `slots` and `cache`; `admission` owns the waiting queue and fills the slots."""
@@ -75,7 +78,10 @@ class Planner:
         room = cache.room_left(decode.index, planned)
         least = int(room.min())
         if least <= 0:
-            short = decode.rows[room <= 0]
+            due = room <= 0
+            if cache.is_roomy:
+                due |= (room <= EARLY_TOKENS) & (planned + room < slots.full_len[decode.index])
+            short = decode.rows[due]
             if not all(cache.make_room(group, len(short)) for group in range(len(cache.groups))):
                 return False
             self._take_pages(short)

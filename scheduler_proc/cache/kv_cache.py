@@ -63,6 +63,11 @@ class KvCache:
         return min(full) * self.page_size
 
     @property
+    def is_roomy(self) -> bool:
+        """More than a quarter of the pages is free: decoding rows may reserve more than they need soon."""
+        return all(4 * pool.num_free > pool.num_pages for pool in self.pools)
+
+    @property
     def in_flight(self) -> bool:
         """Pages are on their way back to a free list."""
         return any(pool.num_in_flight for pool in self.pools)
@@ -124,8 +129,7 @@ class KvCache:
 
         longest: int32 [len(rows)], tokens a row can reach at most.
         """
-        roomy = all(2 * pool.num_free > pool.num_pages for pool in self.pools)
-        ahead = max(1, (RESERVED_IF_ROOMY if roomy else RESERVED_TOKENS) // self.page_size)
+        ahead = max(1, (RESERVED_IF_ROOMY if self.is_roomy else RESERVED_TOKENS) // self.page_size)
         while len(rows):
             # All in one go if every row can use all of them; else the next page each, and look again.
             grows = (self.tables[0].num[rows] + (ahead - 1)) * self.page_size < longest
