@@ -71,7 +71,8 @@ class Admission:
         self._changes += 1
 
     def remove(self, request: Request) -> None:
-        self.waiting.pop(request.request, None)
+        if self.waiting.pop(request.request, None) is not None:
+            self._changes += 1
 
     def _overtaken(self, request: Request) -> int:
         """Admissions since it was queued, beyond those of the requests that waited before it."""
@@ -85,7 +86,7 @@ class Admission:
         """Move waiting requests into slots while slots, pages and the step's tokens last."""
         if self._blocked_at == self._circumstances():
             return
-        if not self._may_start() or not self._has_slot():
+        if not self._may_start() or not (self.slots.num_free or self.options.policy == "priority"):
             return
         fresh: dict[bytes, list[Request]] = {}
         for slot in self.prefilling:
@@ -94,19 +95,19 @@ class Admission:
             fresh.setdefault(occupant.first_page, []).append(occupant)
         self._forecast = None
         for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
-            if self.slots.num_free == 0 or self.slots.num_used >= self.max_rows or not self._may_start():
+            if not self._may_start():
                 break
             self.admitting = request
             if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
                 continue
-            if not self._try_admit(request, now_ns):
+            if not (self._has_slot(request) and self._try_admit(request, now_ns)):
                 self._blocked_at = self._circumstances()
                 break
             fresh.setdefault(request.first_page, []).append(request)
         self.admitting = None
 
     def _circumstances(self) -> tuple[int, int, int]:
-        return self._changes, self.slots.version, self.cache.pools[0].num_free
+        return self._changes, self.slots.version, self.cache.available(0)
 
     def _try_admit(self, request: Request, now_ns: int) -> bool:
         """Give a request a slot if memory is expected to last; else change nothing."""
@@ -114,10 +115,9 @@ class Admission:
         match = cache.match(request)
         lock = cache.hold(match)
         cached = 0 if match is None else match.num_tokens
-        while not self._fits(request, cached):
-            if self.options.policy != "priority" or not self._preempt(request):
-                cache.let_go(lock)
-                return False
+        if not (self._fits(request, cached) or self._make_way(request, cached)):
+            cache.let_go(lock)
+            return False
         try:
             slot = slots.join(request, self._eos_ids, cached)
         except Exception:
@@ -138,22 +138,49 @@ class Admission:
 
     def _fits(self, request: Request, cached: int) -> bool:
         """Whether the request's prompt and expected answer fit beside what the running ones are expected to need."""
-        cache = self.cache
-        cached_pages = cached // cache.page_size
-        available = cache.available(0)
+        available = self.cache.available(0)
         if self.slots.num_used == 0:
-            return cache.pages_for(request.num_known + 1) - cached_pages <= available
+            return self._fits_alone(request, cached, available)
         if self._forecast is None:
-            self._forecast = self._forecast_now()
-        return self._forecast.fits(request.num_known, self._rest_of(request), cached_pages, available)
+            self._forecast = self._forecast_of(self.slots.used())
+        return self._forecast.fits(request.num_known, self._rest_of(request), cached // self.cache.page_size, available)
+
+    def _fits_alone(self, request: Request, cached: int, available: int) -> bool:
+        cache = self.cache
+        return cache.pages_for(request.num_known + 1) - cached // cache.page_size <= available
+
+    def _make_way(self, request: Request, cached: int) -> bool:
+        """Take pages from pins, if nothing else is in the way, or from less important requests; whether it fits now."""
+        if self.slots.num_used == 0:
+            while not self.cache.in_flight and self.cache.drop_pin():
+                if self._fits(request, cached):
+                    return True
+            return False
+        victims = self._victims_for(request) if self.options.policy == "priority" else []
+        for num in range(len(victims) + 1):
+            if self._would_fit(request, cached, victims[:num]):
+                for slot in victims[:num]:
+                    self._retract_slot(slot)
+                # Pages that a running step still reads come free with it: until then nobody else has to go.
+                return num > 0 and self._fits(request, cached)
+        return False
+
+    def _would_fit(self, request: Request, cached: int, victims: list[int]) -> bool:
+        """Whether the request fits once the steps in flight are collected and the slots `victims` are empty."""
+        cache = self.cache
+        available = cache.available(0) + cache.pools[0].num_in_flight + sum(map(cache.num_own, victims))
+        used = np.setdiff1d(self.slots.used(), victims)
+        if len(used) == 0:
+            return self._fits_alone(request, cached, available)
+        forecast = self._forecast_of(used)
+        return forecast.fits(request.num_known, self._rest_of(request), cached // cache.page_size, available)
 
     def _rest_of(self, request: Request) -> int:
         produced = np.array([len(request.output_ids)])
         return int(self.estimate.remaining(np.array([request.max_output]), produced)[0])
 
-    def _forecast_now(self) -> Forecast:
+    def _forecast_of(self, used: np.ndarray) -> Forecast:
         slots, table = self.slots, self.cache.tables[0]
-        used = slots.used()
         known = slots.num_known[used].astype(np.int64)
         produced = known - slots.prompt_len[used]
         rest = self.estimate.remaining(slots.full_len[used] - slots.prompt_len[used], produced)
@@ -180,22 +207,30 @@ class Admission:
                 return True
         return False
 
-    def _has_slot(self) -> bool:
+    def _has_slot(self, request: Request) -> bool:
         """A slot is free, or the least important occupant made way for somebody far more important."""
-        if self.slots.num_free:
+        if self.slots.num_free and self.slots.num_used < self.max_rows:
             return True
-        return self.options.policy == "priority" and self._preempt(self._order(list(self.waiting.values()))[0])
-
-    def _preempt(self, request: Request) -> bool:
-        running = [r for r in self.slots.occupant if r is not None and self.slots.state[r.slot] != SlotState.HELD]
-        if not running:
+        if self.options.policy != "priority":
             return False
-        least = min(running, key=lambda r: (r.priority, -int(self.slots.admitted[r.slot])))
-        if effective_priority(request, self._overtaken(request)) - least.priority <= self.options.preemption_threshold:
+        victims = self._victims_for(request)
+        if not victims or not self._would_fit(request, self._cached(request)[0], victims):
             return False
-        self._retract(least.slot)
-        self._forecast = None
+        self._retract_slot(victims[0])
         return True
+
+    def _victims_for(self, request: Request) -> list[int]:
+        """Slots that may be taken from their occupants for this request, the least important first."""
+        slots = self.slots
+        most = effective_priority(request, self._overtaken(request)) - self.options.preemption_threshold
+        running = [r for r in slots.occupant if r is not None and slots.state[r.slot] != SlotState.HELD]
+        least = [r for r in running if r.priority < most]
+        least.sort(key=lambda r: (r.priority, -int(slots.admitted[r.slot])))
+        return [r.slot for r in least]
+
+    def _retract_slot(self, slot: int) -> None:
+        self._retract(slot)
+        self._forecast = None
 
     def wanted(self) -> list[int]:
         """What each prompt in the middle of its prefill could take of a step, oldest first."""

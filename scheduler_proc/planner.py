@@ -213,6 +213,8 @@ class Planner:
             if len(short) <= room:
                 break
             victim = self._victim()
+            if victim is None and not cache.in_flight and cache.drop_pin():
+                continue
             if cache.in_flight or victim is None:
                 rows = rows[~np.isin(rows, short[room:])]
                 short = short[:room]
@@ -241,11 +243,13 @@ class Planner:
         self.cache.reserve(short, np.minimum(slots.full_len[short], slots.max_len))
 
     def _free_memory_for(self, oldest: int) -> None:
-        """Nothing can move for lack of pages: retract the youngest request but never the oldest."""
+        """Nothing can move for lack of pages: retract the youngest request but never the oldest, or end a pin."""
         victim = self._victim()
         if victim is not None and victim != oldest:
             self._retract(victim)
             self.admission.estimate.ran_out()
+        elif victim is None:
+            self.cache.drop_pin()
 
     def _victim(self) -> int | None:
         """The running request whose retraction loses least: fewest produced tokens, youngest; never the oldest."""

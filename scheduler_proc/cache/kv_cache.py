@@ -77,6 +77,14 @@ class KvCache:
         evictable = 0 if self.tree is None else self.tree.evictable(group)
         return self.pools[group].num_free + evictable
 
+    def num_own(self, slot: int) -> int:
+        """Pages that come free if the slot's occupant leaves: all that it did not find in the tree."""
+        return int(self.tables[0].num[slot]) - self._found[slot] // self.page_size
+
+    def drop_pin(self) -> bool:
+        """Nothing else can give pages and a request needs them: end the oldest pin; False if there is none."""
+        return self.tree is not None and self.tree.drop_pin()
+
     def make_room(self, group: int, num: int) -> bool:
         """See that `num` pages of a group are free now, evicting if needed; False if that cannot be."""
         pool = self.pools[group]

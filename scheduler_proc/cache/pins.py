@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.errors import InvalidRequestError
 from scheduler_proc.cache.groups import PAGE_ID_BYTES, CacheGroup, Node
+
+log = logging.getLogger(__name__)
 
 
 class Lock:
@@ -240,6 +243,14 @@ class Pins:
             self._ends = [item for item in self._ends if item[1] in self._live]
             heapq.heapify(self._ends)
         return True
+
+    def drop_oldest(self) -> bool:
+        """End the pin that was made first; False when there is none."""
+        if not self._live:
+            return False
+        pin_id = next(iter(self._live))
+        log.warning("event=pin_dropped pin=%d reason=a request needs its pages", pin_id)
+        return self.remove(pin_id)
 
     def expire(self) -> int:
         """End what is over; returns how many pins that were."""

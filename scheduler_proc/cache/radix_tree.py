@@ -409,6 +409,10 @@ class RadixTree:
         """End a pin; False when it has ended or never was."""
         return self._pins.remove(pin_id)
 
+    def drop_pin(self) -> bool:
+        """A request can go on no other way: end the oldest pin; False when there is none."""
+        return self._pins.drop_oldest()
+
     def expire_pins(self) -> int:
         """End the pins whose time is over; returns how many. Costs one look at a heap when none is."""
         return self._pins.expire()
