@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from detokenizer_proc.logprobs import token_logprobs
 from detokenizer_proc.text import TextStream
 from engine.ipc.messages import (
     Accepted,
@@ -15,7 +16,10 @@ from engine.ipc.messages import (
     Failed,
     Finish,
     FrontOutput,
+    Logprobs,
     Opened,
+    PromptDelta,
+    PromptLogprobs,
     Resend,
     RowReader,
     Stamps,
@@ -23,6 +27,7 @@ from engine.ipc.messages import (
     Stop,
     TextDelta,
     TokenBatch,
+    TokenLogprob,
     pack_i32,
     unpack_i32,
 )
@@ -41,6 +46,7 @@ class _Open(msgspec.Struct, eq=False):
     num_tokens: int
     """Output tokens seen, resumed ones included."""
     unsent: list[int]
+    unsent_logprobs: list[TokenLogprob]
     every: int
     cached_tokens: int
     stamps: Stamps
@@ -67,7 +73,7 @@ class Streams:
         """(front, message) pairs that have something to say, and messages to the scheduler; both start anew."""
         ready = []
         for front, output in enumerate(self._outputs):
-            if output.accepted or output.deltas or output.ended or output.failed:
+            if output.accepted or output.deltas or output.ended or output.failed or output.prompts:
                 output.step = self.step
                 ready.append((front, output))
                 self._outputs[front] = FrontOutput(0, [], [], [], [])
@@ -83,6 +89,8 @@ class Streams:
             if (state := self._open.get(started.request)) is not None:
                 state.cached_tokens = started.cached_tokens
                 state.stamps = started.stamps
+        for prompt in output.prompts:
+            self._absorb_prompt(prompt)
         self._absorb_tokens(output.tokens)
         for failed in output.failed:
             self._fail(failed)
@@ -97,15 +105,31 @@ class Streams:
 
     def _begin(self, opened: Opened) -> None:
         skipped = self._special_ids if opened.skip_special_tokens else frozenset()
-        text = TextStream(self._table, skipped, opened.stop)
+        text = TextStream(self._table, skipped, opened.stop, min_tokens=opened.min_tokens, keep_stop=opened.keep_stop)
         known = unpack_i32(opened.output_ids).tolist()
         for token in known:
             text.push(token)
         text.take()
         every = 1 if opened.stream else UNSTREAMED_EVERY
-        self._open[opened.request] = _Open(opened, text, len(known), [], every, 0, opened.stamps, [])
-        accepted = Accepted(opened.request, opened.attempt, opened.num_prompt_tokens)
+        self._open[opened.request] = _Open(opened, text, len(known), [], [], every, 0, opened.stamps, [])
+        prompt = None if opened.echo is None else self._text_of(opened.echo, skipped)
+        opened.echo = None
+        accepted = Accepted(opened.request, opened.attempt, opened.num_prompt_tokens, prompt)
         self._outputs[opened.front].accepted.append(accepted)
+
+    def _text_of(self, ids: bytes, skipped: frozenset[int]) -> str:
+        text = TextStream(self._table, skipped, ())
+        for token in unpack_i32(ids).tolist():
+            text.push(token)
+        text.finish()
+        return text.take()
+
+    def _absorb_prompt(self, prompt: PromptLogprobs) -> None:
+        state = self._open.get(prompt.request)
+        if state is not None and state.opened.attempt == prompt.attempt:
+            logprobs = token_logprobs(self._table, unpack_i32(prompt.ids).tolist(), prompt.logprobs)
+            delta = PromptDelta(prompt.request, prompt.attempt, prompt.first, logprobs)
+            self._outputs[state.opened.front].prompts.append(delta)
 
     def _absorb_tokens(self, batch: TokenBatch) -> None:
         if not batch.requests and not batch.rows:
@@ -119,23 +143,31 @@ class Streams:
                 self._to_scheduler.append(Resend(state.opened.request, state.opened.attempt, state.num_tokens))
             return
         start = 0
-        for request, attempt, first, count, finish, held in rows:
+        logprobs = dict(batch.logprobs)
+        for index, (request, attempt, first, count, finish, held) in enumerate(rows):
             state = self._open.get(request)
             if state is not None and state.opened.attempt == attempt:
-                self._absorb_row(state, first, tokens[start : start + count], finish, bool(held))
+                known = logprobs.get(index) if logprobs else None
+                self._absorb_row(state, first, tokens[start : start + count], finish, bool(held), known)
             start += count
 
-    def _absorb_row(self, state: _Open, first: int, tokens: list[int], finish: int, held: bool) -> None:
+    def _absorb_row(
+        self, state: _Open, first: int, tokens: list[int], finish: int, held: bool, logprobs: Logprobs | None
+    ) -> None:
         if first > state.num_tokens:
             log.error("event=gap request=%d have=%d got=%d", state.opened.request, state.num_tokens, first)
             self._to_scheduler.append(Resend(state.opened.request, state.opened.attempt, state.num_tokens))
             return
         # What is here already came twice.
+        scored = [] if logprobs is None else token_logprobs(self._table, tokens, logprobs)
+        scored = scored[state.num_tokens - first :]
         tokens = tokens[state.num_tokens - first :]
         push, unsent = state.text.push, state.unsent
         for index, token in enumerate(tokens):
             state.num_tokens += 1
             unsent.append(token)
+            if scored:
+                state.unsent_logprobs.append(scored[index])
             ends_here = finish == Finish.STOP_TOKEN and index == len(tokens) - 1
             if not ends_here and push(token):
                 self._tell_stop(state)
@@ -171,8 +203,10 @@ class Streams:
             state.num_tokens - len(state.unsent),
             pack_i32(state.unsent),
             text,
+            state.unsent_logprobs or None,
         )
         state.unsent.clear()
+        state.unsent_logprobs = []
         state.sent.append(delta)
         self._outputs[state.opened.front].deltas.append(delta)
 

@@ -15,12 +15,23 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 class TextStream:
     """The text of one request. `push` tokens, `take` what is ready; after `finish` nothing is held."""
 
-    def __init__(self, table: Sequence[bytes], skipped: frozenset[int], stops: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        table: Sequence[bytes],
+        skipped: frozenset[int],
+        stops: tuple[str, ...],
+        *,
+        min_tokens: int = 0,
+        keep_stop: bool = False,
+    ) -> None:
+        """Stop strings count only in the text after the first `min_tokens` tokens; `keep_stop`: it stays in."""
         self._table = table
         self._skipped = skipped
         self._decode = _decoder("replace").decode
         self._stops = stops
         self._longest = max((len(stop) for stop in stops), default=0)
+        self._tokens_without_stop = min_tokens
+        self._keep_stop = keep_stop
         self._held = ""
         self._ready: list[str] = []
         self.matched: str | None = None
@@ -28,6 +39,7 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Add one token; True if a stop string ends the text with it."""
+        self._tokens_without_stop -= 1
         if token in self._skipped or token >= len(self._table):
             return False
         return self._add(self._decode(self._table[token]))
@@ -47,7 +59,7 @@ class TextStream:
         return text
 
     def _add(self, text: str) -> bool:
-        if not self._stops:
+        if not self._stops or self._tokens_without_stop >= 0:
             if text:
                 self._ready.append(text)
             return False
@@ -57,7 +69,7 @@ class TextStream:
         found = [(index, stop) for stop in self._stops if (index := window.find(stop)) >= 0]
         if found:
             index, self.matched = min(found)
-            self._ready.append(window[:index])
+            self._ready.append(window[: index + len(self.matched) if self._keep_stop else index])
             self._held = ""
             return True
         keep = self._open_length(window)

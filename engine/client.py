@@ -7,18 +7,26 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, RemoteError, StartupError, UnavailableError
+from engine.errors import (
+    EngineError,
+    RemoteError,
+    RequestTimeoutError,
+    SlowReaderError,
+    StartupError,
+    UnavailableError,
+)
 from engine.generation import Generation
 from engine.ipc.board import Board, Heartbeat, State
 from engine.ipc.child import Layout
 from engine.ipc.messages import (
     Abort,
     ChatInput,
+    DetokenizeCall,
     Ended,
     Failed,
     FlushCall,
@@ -35,8 +43,10 @@ from engine.ipc.messages import (
     TextInput,
     ToFront,
     TokenInput,
+    TokenizeCall,
     UnpinCall,
     pack_i32,
+    unpack_i32,
 )
 from engine.ipc.sockets import Puller, Pusher, context
 from engine.model_files.types import ModelFiles
@@ -61,6 +71,16 @@ class Health(msgspec.Struct):
     state: str
     reason: str
     processes: list[dict[str, object]]
+
+
+class Observer(Protocol):
+    """Hears of every request of a front that ends: with its facts, with an error, or because its client went away."""
+
+    def on_ended(self, label: str, ended: Ended) -> None: ...
+
+    def on_error(self, label: str, error: EngineError) -> None: ...
+
+    def on_gone(self, label: str) -> None: ...
 
 
 class EngineClient:
@@ -89,6 +109,8 @@ class EngineClient:
         """Requests of which messages may still come."""
         self._open: set[Generation] = set()
         self._calls: dict[int, asyncio.Future[Stats | Reply]] = {}
+        self.observers: list[Observer] = []
+        """Hear of every request that ends."""
         self._counter = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -132,6 +154,7 @@ class EngineClient:
     def fail_all(self, error: EngineError) -> None:
         """End everything in flight with `error`."""
         for generation in list(self._generations.values()):
+            self._tell_error(generation, error)
             generation.on_error(error)
         self._generations.clear()
         for call in self._calls.values():
@@ -174,10 +197,27 @@ class EngineClient:
         label: str = "",
         cache_salt: str | None = None,
         priority: int = 0,
+        echo: bool = False,
     ) -> Generation:
         """Send a request off. Raises UnavailableError unless ready, InvalidRequestError for impossible parameters."""
         self.check_ready()
-        return self._send(source, sampling, stream=stream, label=label, cache_salt=cache_salt, priority=priority)
+        return self._send(
+            source, sampling, stream=stream, label=label, cache_salt=cache_salt, priority=priority, echo=echo
+        )
+
+    def abort(self, *, label: str | None = None, prefix: str | None = None) -> int:
+        """End the running requests whose label is `label`, or begins with `prefix`, or all; how many these were.
+
+        Each still gets its final facts, with the output so far and finish "abort".
+        """
+        found = [
+            generation
+            for generation in self._generations.values()
+            if (label is None or generation.label == label) and (prefix is None or generation.label.startswith(prefix))
+        ]
+        for generation in found:
+            self._send_abort(generation)
+        return len(found)
 
     async def warm_up(self) -> None:
         """One short request through every process, before `ready`."""
@@ -198,6 +238,7 @@ class EngineClient:
         label: str,
         cache_salt: str | None = None,
         priority: int = 0,
+        echo: bool = False,
     ) -> Generation:
         assert self.model is not None
         sampling.checked(self.model.config.vocab_size)
@@ -218,8 +259,12 @@ class EngineClient:
             stamps=Stamps(arrived=time.monotonic_ns()),
             cache_salt=cache_salt,
             priority=priority,
+            echo=echo,
         )
         self._tokenizer_of(number).send(request)
+        if (limit_s := self.config.http.request_timeout) is not None:
+            error = RequestTimeoutError(f"The request took longer than {limit_s:g} s (--request-timeout).")
+            generation.deadline = asyncio.get_running_loop().call_later(limit_s, self._give_up, generation, error)
         self._generations[number] = generation
         self._open.add(generation)
         return generation
@@ -227,10 +272,29 @@ class EngineClient:
     def release(self, generation: Generation) -> None:
         """Forget a request; if it is still running, have it aborted."""
         self._open.discard(generation)
-        if self._generations.pop(generation.request, None) is None:
-            return
+        if self._generations.pop(generation.request, None) is not None:
+            self._send_abort(generation)
+            self._tell_gone(generation)
+
+    def _send_abort(self, generation: Generation) -> None:
         if self._pushers:
             self._tokenizer_of(generation.request).send(Abort(generation.request, generation.attempt))
+
+    def _give_up(self, generation: Generation, error: EngineError) -> None:
+        """End a running request with an error of this front's own making."""
+        if self._generations.pop(generation.request, None) is not None:
+            log.warning("event=given_up label=%r reason=%s", generation.label, error.code)
+            self._send_abort(generation)
+            self._tell_error(generation, error)
+            generation.on_error(error)
+
+    def _tell_error(self, generation: Generation, error: EngineError) -> None:
+        for observer in self.observers:
+            observer.on_error(generation.label, error)
+
+    def _tell_gone(self, generation: Generation) -> None:
+        for observer in self.observers:
+            observer.on_gone(generation.label)
 
     def _tokenizer_of(self, number: int) -> Pusher:
         assert self._layout is not None
@@ -246,26 +310,43 @@ class EngineClient:
 
     async def flush_cache(self) -> int:
         """Drop every cached prefix that nobody uses; how many pages that freed."""
-        return (await self._reply(SCHEDULER, lambda call: FlushCall(self.front, call)))["pages"]
+        return (await self._reply(SCHEDULER, lambda call: FlushCall(self.front, call))).values["pages"]
+
+    async def tokenize(self, source: ChatInput | TextInput) -> list[int]:
+        """The token ids of a text or chat. Raises InvalidRequestError."""
+        answer = await self._reply(self._any_tokenizer(), lambda call: TokenizeCall(self.front, call, source))
+        return unpack_i32(answer.ids).tolist()
+
+    async def detokenize(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids. Raises InvalidRequestError for an id that the tokenizer has not."""
+        data = pack_i32(ids)
+        answer = await self._reply(
+            self._any_tokenizer(), lambda call: DetokenizeCall(self.front, call, data, skip_special_tokens)
+        )
+        return answer.text
+
+    def _any_tokenizer(self) -> str:
+        """The tokenizers take calls in turn."""
+        return "tokenizer 0" if self._layout is None else self._layout.tokenizer_of(self._counter + 1)
 
     async def pin_prefix(
         self, source: ChatInput | TextInput | TokenInput, ttl_s: float, cache_salt: str | None
     ) -> tuple[int, int]:
         """Keep a cached prefix; its pin id and how many tokens are kept. Raises InvalidRequestError."""
-        values = await self._reply("tokenizer 0", lambda call: PinCall(self.front, call, source, ttl_s, cache_salt))
-        return values["pin"], values["tokens"]
+        answer = await self._reply("tokenizer 0", lambda call: PinCall(self.front, call, source, ttl_s, cache_salt))
+        return answer.values["pin"], answer.values["tokens"]
 
     async def unpin_prefix(self, pin: int) -> bool:
         """Let a pinned prefix go; False if there is no such pin (any more)."""
-        values = await self._reply(SCHEDULER, lambda call: UnpinCall(self.front, call, pin))
-        return bool(values["found"])
+        answer = await self._reply(SCHEDULER, lambda call: UnpinCall(self.front, call, pin))
+        return bool(answer.values["found"])
 
-    async def _reply(self, process: str, message: Callable[[int], msgspec.Struct]) -> dict[str, int]:
+    async def _reply(self, process: str, message: Callable[[int], msgspec.Struct]) -> Reply:
         answer = await self._call(process, message)
         assert isinstance(answer, Reply)
         if answer.error is not None:
             raise RemoteError(answer.error)
-        return answer.values
+        return answer
 
     async def _call(self, process: str, message: Callable[[int], msgspec.Struct]) -> Stats | Reply:
         """Send a call and wait for its answer. Raises UnavailableError if none comes."""
@@ -345,7 +426,12 @@ class EngineClient:
         find = self._generations.get
         for accepted in output.accepted:
             if (generation := find(accepted.request)) is not None:
-                generation.on_accepted(accepted.num_prompt_tokens)
+                generation.on_accepted(accepted.num_prompt_tokens, accepted.prompt_text)
+        for prompt in output.prompts:
+            generation = find(prompt.request)
+            if generation is not None and generation.attempt == prompt.attempt:
+                generation.on_prompt(prompt.first, prompt.logprobs)
+        now_s = time.monotonic()
         for delta in output.deltas:
             generation = find(delta.request)
             if generation is None or generation.attempt != delta.attempt:
@@ -353,11 +439,15 @@ class EngineClient:
             missing = generation.on_delta(delta)
             if missing is not None:
                 self._pushers["detokenizer 0"].send(Resend(delta.request, delta.attempt, missing))
+            elif generation.unread_too_much(delta, now_s):
+                self._give_up(generation, SlowReaderError("The answer was not read: too much of it waited too long."))
         for ended in output.ended:
             generation = find(ended.request)
             if generation is not None and generation.attempt == ended.attempt:
                 del self._generations[ended.request]
                 log_end(generation.label, ended)
+                for observer in self.observers:
+                    observer.on_ended(generation.label, ended)
                 generation.on_ended(ended)
         for failed in output.failed:
             self._fail(failed)
@@ -366,7 +456,9 @@ class EngineClient:
         generation = self._generations.get(failed.request)
         if generation is not None and generation.attempt == failed.attempt:
             del self._generations[failed.request]
-            generation.on_error(RemoteError(failed.error))
+            error = RemoteError(failed.error)
+            self._tell_error(generation, error)
+            generation.on_error(error)
 
 
 def log_end(label: str, ended: Ended) -> None:

@@ -14,6 +14,7 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "null", "delayed"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
 OnCrash = Literal["exit", "restart"]
@@ -63,6 +64,25 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(min_length=1, description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 30000
     max_body_mb: Annotated[int, Meta(ge=1, le=1024, description="Largest request body in MiB; beyond it 413.")] = 16
+    api_key: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Key that every request must bring as `Authorization: Bearer KEY`, but for /health. Better in "
+            "the environment (ENGINE_API_KEY) or the config file than on the command line, where others can read it.",
+            extra={"auto": "no key"},
+        ),
+    ] = None
+    max_n: Annotated[int, Meta(ge=1, le=1024, description="Most answers (n) to one prompt.")] = 32
+    max_logprobs: Annotated[
+        int, Meta(ge=0, le=1000, description="Most alternatives (top_logprobs, logprobs) beside a token.")
+    ] = 20
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Seconds a request may take from its arrival to its end; then it ends with an error.",
+            extra={"auto": "no limit"},
+        ),
+    ] = None
     drain_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests may take to finish after SIGTERM or SIGINT."),
@@ -155,6 +175,13 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
             extra={"auto": "not recorded"},
         ),
     ] = None
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="raw: logprobs are those of the model's own logits; processed: after penalties, bias, "
+            "temperature and filters."
+        ),
+    ] = "raw"
     overlap_depth: Annotated[
         Annotated[int, Meta(ge=0, le=2)] | None,
         Meta(
@@ -202,6 +229,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.scheduler.overlap_depth is not None:
             return self.scheduler.overlap_depth
         return 0 if self.device == "cpu" else 1
+
+    def without_secrets(self) -> EngineConfig:
+        """What processes and files beside the HTTP front may know."""
+        return msgspec.structs.replace(self, http=msgspec.structs.replace(self.http, api_key=None))
 
     def flat(self) -> dict[str, str | int | float | bool | None]:
         """Option name -> value, over all groups."""

@@ -89,6 +89,30 @@ class MethodNotAllowedError(InvalidRequestError):
     code = "method_not_allowed"
 
 
+class AuthenticationError(InvalidRequestError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class RequestTimeoutError(EngineError):
+    """The request took longer than --request-timeout."""
+
+    status = 504
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+class SlowReaderError(EngineError):
+    """The client did not read its answer: too much or for too long waited for it."""
+
+    status = 408
+    type = "timeout_error"
+    code = "slow_reader"
+
+
 class PayloadTooLargeError(InvalidRequestError):
     """The body exceeds --max-body-mb."""
 

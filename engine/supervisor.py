@@ -85,7 +85,7 @@ class Supervisor:
             log.info("event=warm seconds=%.1f", time.monotonic() - begin)
 
     def _child_config(self, name: str, layout: Layout) -> ChildConfig:
-        return ChildConfig(name, os.getpid(), layout, self.config, self.model)
+        return ChildConfig(name, os.getpid(), layout, self.config.without_secrets(), self.model)
 
     def _spawn(self, child: ChildConfig) -> None:
         """Start one process; its config travels in an anonymous file on an inherited descriptor."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
 
 
@@ -35,6 +36,14 @@ class SampleKernel(Protocol):
     ) -> Tensor: ...
 
 
+class ProcessKernel(Protocol):
+    """The signature of `kernels.logprobs.processed_logits`."""
+
+    def __call__(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, needs_filter: bool
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The chosen implementation of each operation; each torch reference documents shapes and meaning."""
@@ -48,6 +57,9 @@ class KernelSet:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     sample: SampleKernel
     argmax_rows: Callable[[Tensor], Tensor]
+    adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
+    processed_logits: ProcessKernel
+    score_tokens: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,9 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "linear": (Implementation("torch", "kernels.linear:linear", _anywhere),),
         "sample": (Implementation("torch", "kernels.sampling:sample", _anywhere),),
         "argmax_rows": (Implementation("torch", "kernels.sampling:argmax_rows", _anywhere),),
+        "adjust_logits": (Implementation("torch", "kernels.logits:adjust_logits", _anywhere),),
+        "processed_logits": (Implementation("torch", "kernels.logprobs:processed_logits", _anywhere),),
+        "score_tokens": (Implementation("torch", "kernels.logprobs:score_tokens", _anywhere),),
     }
 )
 

@@ -182,7 +182,7 @@ def _model_device(config: EngineConfig, model: ModelFiles, on_layer: Callable[[]
     longest = min(context_length(config, model), num_pages * options.page_size)
     max_pages = -(-longest // options.page_size)
     slots = DeviceSlots(options.max_running_requests, max_pages, place)
-    runner = ModelRunner(decoder, kernels, kv_pool, slots, options.page_size)
+    runner = ModelRunner(decoder, kernels, kv_pool, slots, options.page_size, options.logprobs_mode)
     device: Device = DelayedDevice(runner) if config.device == "delayed" else CpuDevice(runner)
     log.info("event=kv_pool tokens=%d pages=%d page_size=%d", num_tokens, num_pages, options.page_size)
     return device, num_tokens

@@ -66,6 +66,9 @@ class Intake:
             priority=message.priority,
             arrival=self._num_arrived,
             keys=keys,
+            echo=message.echo,
+            score_from=message.sampling.prompt_logprobs_from,
+            num_known_at_first=len(output),
             first_page=root + keys[: self._page_size].tobytes(),
         )
 

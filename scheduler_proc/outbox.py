@@ -11,7 +11,9 @@ from engine.errors import ErrorInfo
 from engine.ipc.messages import (
     Failed,
     Finish,
+    Logprobs,
     Opened,
+    PromptLogprobs,
     Started,
     StepOutput,
     TokenBatch,
@@ -55,11 +57,18 @@ class Outbox:
         self.opened: list[Opened] = []
         self.started: list[Started] = []
         self.failed: list[Failed] = []
+        self.prompts: list[PromptLogprobs] = []
         self._rows: list[Callable[[], tuple[np.ndarray, ...]]] = []
+        self._num_rows = 0
+        self._logprobs: list[tuple[int, Logprobs]] = []
         self._only_steady: tuple[SteadyRows, int, np.ndarray] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self.opened or self.started or self.failed)
+        return bool(self._rows or self.opened or self.started or self.failed or self.prompts)
+
+    def _add(self, rows: Callable[[], tuple[np.ndarray, ...]], num: int) -> None:
+        self._rows.append(rows)
+        self._num_rows += num
 
     def open(self, request: Request) -> None:
         self.opened.append(
@@ -73,8 +82,16 @@ class Outbox:
                 request.sampling.skip_special_tokens,
                 request.output_ids.tobytes(),
                 request.stamps,
+                request.sampling.min_tokens,
+                request.sampling.keep_stop,
+                request.prompt_ids.tobytes() if request.echo else None,
             )
         )
+
+    def add_prompt(self, request: Request, first: int, ids: np.ndarray, logprobs: Logprobs) -> None:
+        """Logprobs of prompt tokens from index `first` on; int32 [m]."""
+        ids = np.ascontiguousarray(ids, np.int32)
+        self.prompts.append(PromptLogprobs(request.request, request.attempt, first, ids.tobytes(), logprobs))
 
     def fail(self, request: int, attempt: int, front: int, error: ErrorInfo) -> None:
         self.failed.append(Failed(request, attempt, front, error))
@@ -88,15 +105,18 @@ class Outbox:
         tokens: np.ndarray,
         finish: np.ndarray,
         held: np.ndarray,
+        logprobs: list[tuple[int, Logprobs]],
     ) -> None:
-        """Rows of a TokenBatch: uint64, int32, int32, int32 [n], int32 [sum(counts)], uint8, uint8 [n]."""
-        self._rows.append(lambda: (requests, attempts, first_token, counts, tokens, finish, held))
+        """Rows of a TokenBatch: uint64, int32, int32, int32 [n], int32 [sum(counts)], uint8, uint8 [n]; logprobs by
+        index of the row."""
+        self._logprobs += [(self._num_rows + index, one) for index, one in logprobs]
+        self._add(lambda: (requests, attempts, first_token, counts, tokens, finish, held), len(requests))
 
     def add_steady(self, rows: SteadyRows, tokens: np.ndarray) -> None:
         """One token for each of the same rows as before, none of which ends: int32 [n]."""
         ahead, rows.num_steps = rows.num_steps, rows.num_steps + 1
         self._only_steady = (rows, ahead, tokens) if not self._rows else None
-        self._rows.append(lambda: rows.expanded(ahead, tokens))
+        self._add(lambda: rows.expanded(ahead, tokens), len(tokens))
 
     def add_row(
         self,
@@ -106,8 +126,11 @@ class Outbox:
         finish: Finish = Finish.NONE,
         *,
         held: bool = False,
+        logprobs: Logprobs | None = None,
     ) -> None:
         """One row by itself: an end without a token, or a resend."""
+        if logprobs is not None:
+            self._logprobs.append((self._num_rows, logprobs))
         one = (
             np.array([request.request], np.uint64),
             np.array([request.attempt], np.int32),
@@ -117,7 +140,7 @@ class Outbox:
             np.array([finish], np.uint8),
             np.array([held], np.uint8),
         )
-        self._rows.append(lambda: one)
+        self._add(lambda: one, 1)
 
     def take(self, step: int) -> StepOutput:
         """The message; the outbox is empty afterwards."""
@@ -130,7 +153,8 @@ class Outbox:
                 names = ("requests", "attempts", "first_token", "counts", "tokens", "finish", "held")
                 for name, columns in zip(names, zip(*parts, strict=True), strict=True):
                     setattr(batch, name, np.concatenate(columns).tobytes())
-        output = StepOutput(step, self.opened, self.started, batch, self.failed, time.monotonic_ns())
+                batch.logprobs = self._logprobs
+        output = StepOutput(step, self.opened, self.started, batch, self.failed, time.monotonic_ns(), self.prompts)
         self._clear()
         return output
 

@@ -13,6 +13,27 @@ import msgspec
 import numpy as np
 
 
+class Adjustment(msgspec.Struct, frozen=True):
+    """How one new occupant's logits are changed before it samples; part of Joins for those that need it."""
+
+    slot: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    prompt_ids: np.ndarray
+    """int32: the prompt, if there are penalties, else empty."""
+    output_ids: np.ndarray
+    """int32: output known so far (a request that goes on), if there are penalties, else empty."""
+    bias_ids: np.ndarray
+    """int32 [b]"""
+    bias_values: np.ndarray
+    """float32 [b]"""
+    min_len: int
+    """Length (prompt and output) below which `end_ids` may not be drawn: a row that samples with kv_len < min_len."""
+    end_ids: np.ndarray
+    """int32: end-of-sequence and stop tokens."""
+
+
 class Joins(msgspec.Struct, frozen=True):
     """Slots that begin a new occupant in this step, with the device's share of its state; all arrays [m]."""
 
@@ -30,6 +51,8 @@ class Joins(msgspec.Struct, frozen=True):
     """float32"""
     seeds: np.ndarray
     """int64"""
+    adjustments: tuple[Adjustment, ...] = ()
+    """Slots not named here change nothing."""
 
 
 class PageUpdates(msgspec.Struct, frozen=True):
@@ -38,6 +61,19 @@ class PageUpdates(msgspec.Struct, frozen=True):
     slots: np.ndarray
     columns: np.ndarray
     pages: np.ndarray
+
+
+class PromptScores(msgspec.Struct, frozen=True):
+    """Prompt logprobs wanted of one row of a plan, which is a chunk."""
+
+    row: int
+    """Index into the plan's rows."""
+    offset: int
+    """Token of the row's chunk (from 0) after which the first of `targets` comes."""
+    targets: np.ndarray
+    """int32 [m]: the tokens that follow the chunk's tokens offset, offset + 1, ..."""
+    width: int
+    """How many of the most likely tokens to report beside each."""
 
 
 class StepPlan(msgspec.Struct):
@@ -66,6 +102,28 @@ class StepPlan(msgspec.Struct):
     joins: Joins | None
     pages: tuple[PageUpdates | None, ...]
     """Per cache group."""
+    adjusts_logits: bool = False
+    """Some sampling row's slot has an Adjustment."""
+    logprobs: np.ndarray | None = None
+    """int32 [n]: how many of the most likely tokens each row wants beside its own logprob, -1 none; None = no row."""
+    prompt_scores: tuple[PromptScores, ...] = ()
+
+
+class TokenScores(msgspec.Struct):
+    """Logprobs of m tokens: chosen float32 [m], ids int32 [m, width], tops float32 [m, width] best first."""
+
+    chosen: np.ndarray
+    ids: np.ndarray
+    tops: np.ndarray
+
+    def of(self, rows: np.ndarray) -> TokenScores:
+        """Those of some rows, by mask or index."""
+        return TokenScores(self.chosen[rows], self.ids[rows], self.tops[rows])
+
+    def row(self, index: int, width: int) -> TokenScores:
+        """One row's, with the first `width` of its most likely tokens."""
+        one = slice(index, index + 1)
+        return TokenScores(self.chosen[one], self.ids[one, :width], self.tops[one, :width])
 
 
 class StepResult(msgspec.Struct):
@@ -77,6 +135,10 @@ class StepResult(msgspec.Struct):
     """int32 [n]: how many of the row's tokens are valid; None = one where the plan samples, else none."""
     failed: np.ndarray | None
     """bool [n]: rows whose logits held NaN; None = no row."""
+    scores: TokenScores | None = None
+    """Of the sampled tokens, [n, the widest wish] in the order of the rows (others: anything); None if none asked."""
+    prompt_scores: tuple[TokenScores, ...] = ()
+    """One for each of the plan's, [m, its width]."""
 
 
 class Handle(msgspec.Struct, eq=False):

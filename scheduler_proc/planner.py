@@ -12,7 +12,7 @@ import numpy as np
 from scheduler_proc.admission import PREFILL_SHARE, Admission
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.options import PlannerOptions
-from scheduler_proc.plan import StepPlan
+from scheduler_proc.plan import PromptScores, StepPlan
 from scheduler_proc.request import Request
 from scheduler_proc.slots import DecodeRows, Slots, SlotState
 
@@ -113,6 +113,8 @@ class Planner:
             slots_version=slots.version,
             joins=slots.take_joins(),
             pages=self.cache.take_updates(),
+            adjusts_logits=decode.adjusts_logits,
+            logprobs=decode.logprobs,
         )
 
     def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:
@@ -181,6 +183,7 @@ class Planner:
             slots.set_state(slot, SlotState.DECODE)
             self.admission.prefilling.remove(slot)
         sampling = rows[sample]
+        wanted = np.where(sample, slots.logprobs[rows], -1)
         self._rows_version += 1
         self._stable = None
         return StepPlan(
@@ -197,7 +200,26 @@ class Planner:
             slots_version=-1,
             joins=joins,
             pages=self.cache.take_updates(),
+            adjusts_logits=bool(slots.adjusts[sampling].any()),
+            logprobs=wanted if (wanted >= 0).any() else None,
+            prompt_scores=self._prompt_scores(len(decode), chunk_rows, starts.tolist(), chunk_lens),
         )
+
+    def _prompt_scores(
+        self, num_decode: int, rows: list[int], starts: list[int], lens: list[int]
+    ) -> tuple[PromptScores, ...]:
+        """What of their prompts these chunks can score: a token's logits are those of the token before it."""
+        scores = []
+        for index, (slot, start, length) in enumerate(zip(rows, starts, lens, strict=True)):
+            request = self.slots.occupant[slot]
+            assert request is not None
+            first = max(request.score_from, start + 1)
+            end = min(start + length + 1, len(request.prompt_ids))
+            if request.score_from >= 0 and first < end:
+                width = max(request.sampling.logprobs, 0)
+                targets = request.prompt_ids[first:end]
+                scores.append(PromptScores(num_decode + index, first - 1 - start, targets, width))
+        return tuple(scores)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

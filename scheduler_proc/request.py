@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine.ipc.messages import Stamps
+from engine.ipc.messages import Logprobs, Stamps
 from engine.sampling import SamplingParams
 
 
@@ -43,8 +43,23 @@ class Request(msgspec.Struct, eq=False):
     """Prompt tokens found in the cache when it was first admitted; -1 before."""
     started: bool = False
     """Its first token of this attempt was reported."""
+    echo: bool = False
+    """The prompt's text is wanted back."""
+    score_from: int = -1
+    """First prompt token whose logprob is wanted and was not reported; -1: none is."""
+    num_known_at_first: int = 0
+    """Output tokens it came with: `logprobs` begin after them."""
+    logprobs: list[Logprobs] = []
+    """Of each output token since, if wanted; kept for a resend."""
 
     @property
     def num_known(self) -> int:
         """Tokens to prefill before the next one can be sampled."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens it may take from the prefix cache: what samples or is scored must be computed."""
+        if 0 <= self.score_from < len(self.prompt_ids):
+            return max(self.score_from, 1) - 1
+        return self.num_known - 1

@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from engine.sampling import MAX_STOP_IDS, SamplingParams
-from scheduler_proc.plan import Joins
+from scheduler_proc.plan import Adjustment, Joins
 from scheduler_proc.request import Request
 from scheduler_proc.steady import CollectedRun, PlannedRun
 from scheduler_proc.virtual_array import virtual_array
@@ -59,6 +59,9 @@ class DecodeRows:
         self.needs_filter = bool(slots.filtered[self.index].any())
         self.stop_ids = slots.stop_ids[self.index, : int(slots.num_stop_ids[self.index].max(initial=0))].copy()
         """int32 [n, widest]: the ids that end each row, -1 where it has fewer."""
+        self.adjusts_logits = bool(slots.adjusts[self.index].any())
+        wanted = slots.logprobs[self.index]
+        self.logprobs = wanted.copy() if (wanted >= 0).any() else None
         self.requests = slots.request[self.index].copy()
         self.attempts = slots.attempt[self.index].copy()
         self.epochs = slots.epoch[self.index].copy()
@@ -90,6 +93,10 @@ class Slots:
         self.stop_ids = np.full((num_slots, MAX_STOP_IDS + num_eos), -1, i32)
         self.greedy = np.zeros(num_slots, bool)
         self.filtered = np.zeros(num_slots, bool)
+        self.adjusts = np.zeros(num_slots, bool)
+        """The device changes the slot's logits before it samples."""
+        self.logprobs = np.full(num_slots, -1, i32)
+        """How many alternatives are reported with each token's logprob; -1: no logprobs."""
         self.holds_end = np.zeros(num_slots, bool)
         self.finish = np.zeros(num_slots, np.uint8)
         """How a HELD slot's answer ended."""
@@ -247,6 +254,8 @@ class Slots:
         self.filtered[slot] = not sampling.greedy and (
             sampling.top_k != -1 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
+        self.adjusts[slot] = sampling.adjusts_logits
+        self.logprobs[slot] = sampling.logprobs
         self.holds_end[slot] = bool(sampling.stop)
         self.tokens[slot, :num_prompt] = request.prompt_ids
         self.tokens[slot, num_prompt:num_known] = request.output_ids
@@ -295,6 +304,25 @@ class Slots:
             top_k=values.top_k[slots],
             min_p=values.min_p[slots],
             seeds=values.seeds[slots],
+            adjustments=tuple(self._adjustment(slot) for slot in slots if self.adjusts[slot]),
+        )
+
+    def _adjustment(self, slot: int) -> Adjustment:
+        request = self.occupant[slot]
+        assert request is not None
+        sampling = request.sampling
+        none = np.zeros(0, np.int32)
+        return Adjustment(
+            slot=slot,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            prompt_ids=request.prompt_ids if sampling.has_penalties else none,
+            output_ids=request.output_ids if sampling.has_penalties else none,
+            bias_ids=np.array([token for token, _ in sampling.logit_bias], np.int32),
+            bias_values=np.array([bias for _, bias in sampling.logit_bias], np.float32),
+            min_len=len(request.prompt_ids) + sampling.min_tokens,
+            end_ids=self.stop_ids[slot, : int(self.num_stop_ids[slot])].copy(),
         )
 
     def num_output(self, slot: int) -> int:

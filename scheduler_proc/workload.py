@@ -12,6 +12,7 @@ from engine.errors import EngineError, InternalError, InvalidRequestError, Overl
 from engine.ipc.messages import (
     Finish,
     FlushCall,
+    Logprobs,
     PinTokens,
     Reply,
     Started,
@@ -23,14 +24,17 @@ from engine.ipc.messages import (
 )
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.intake import Intake
+from scheduler_proc.logprobs import joined, packed
 from scheduler_proc.outbox import Outbox, SteadyRows
-from scheduler_proc.plan import StepPlan, StepResult
+from scheduler_proc.plan import PromptScores, StepPlan, StepResult, TokenScores
 from scheduler_proc.planner import Planner
 from scheduler_proc.rate import Rate
 from scheduler_proc.request import Request
 from scheduler_proc.slots import Slots, SlotState
 
 log = logging.getLogger(__name__)
+
+_NO_LOGPROB = np.array([np.nan], np.float32).tobytes()
 
 
 class GenerateWorkload:
@@ -86,7 +90,11 @@ class GenerateWorkload:
             return
         self.requests[request.request] = request
         self.outbox.open(request)
-        if len(request.output_ids) >= request.max_output:
+        if request.score_from == 0:
+            # Nothing comes before the first token, so it has no logprob.
+            self.outbox.add_prompt(request, 0, request.prompt_ids[:1], Logprobs(0, _NO_LOGPROB, b"", b""))
+            request.score_from = 1
+        if len(request.output_ids) >= request.max_output > 0:
             self._drop(request)
             self.outbox.add_row(request, len(request.output_ids), np.zeros(0, np.int32), Finish.LENGTH)
             return
@@ -130,7 +138,10 @@ class GenerateWorkload:
         output = self.slots.output_ids(request.slot) if request.slot >= 0 else request.output_ids
         held = request.slot >= 0 and self.slots.state[request.slot] == SlotState.HELD
         finish = Finish(int(self.slots.finish[request.slot])) if held else Finish.NONE
-        self.outbox.add_row(request, first_token, output[first_token:], finish, held=held)
+        known = request.logprobs[first_token - request.num_known_at_first :] if request.logprobs else []
+        self.outbox.add_row(
+            request, first_token, output[first_token:], finish, held=held, logprobs=joined(known) if known else None
+        )
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End one request with an error; nothing of it is shared any more."""
@@ -163,7 +174,8 @@ class GenerateWorkload:
         computed = int(slots.num_known[slot]) - 1
         if num_output is not None:
             computed = min(computed, int(slots.prompt_len[slot]) + num_output)
-        self.planner.admission.estimate.finished(request.max_output, slots.num_output(slot))
+        if request.max_output:
+            self.planner.admission.estimate.finished(request.max_output, slots.num_output(slot))
         collected = not slots.is_new[slot]
         self._drop(request, computed, slots.tokens[slot, :computed].astype(np.int64) if collected else None)
 
@@ -215,7 +227,8 @@ class GenerateWorkload:
         try:
             if isinstance(result, Exception):
                 raise result
-            if version == self.slots.version and result.failed is None and result.counts is None:
+            plain = result.failed is None and result.counts is None and result.scores is None
+            if plain and version == self.slots.version:
                 self._absorb_steady(result)
             else:
                 self._absorb(plan, result, self.slots.epoch[plan.rows] == epochs)
@@ -232,6 +245,7 @@ class GenerateWorkload:
         requests, attempts_of = self.outbox.named_in(output)
         numbers = set(requests)
         numbers.update(opened.request for opened in output.opened)
+        numbers.update(prompt.request for prompt in output.prompts)
         self.outbox.failed.extend(output.failed)
         self._fail_all([self.requests[number] for number in sorted(numbers) if number in self.requests], "send", error)
         # Those that ended within the lost message are told by their number; the detokenizer knows their front.
@@ -266,12 +280,36 @@ class GenerateWorkload:
             self._fail_rows(plan, result.failed & same)
             same = same & ~result.failed
         self._commit_chunks(plan, same)
+        for wanted, scores in zip(plan.prompt_scores, result.prompt_scores, strict=True):
+            if same[wanted.row]:
+                self._report_prompt(plan, wanted, scores)
         slots = self.slots
         sampled = plan.sample if result.counts is None else result.counts > 0
         took = sampled & same & (slots.state[plan.rows] == SlotState.DECODE)
+        wants_none = took & (slots.full_len[plan.rows] == slots.prompt_len[plan.rows])
+        if wants_none.any():
+            took &= ~wants_none
+            self._end_without_tokens(plan.rows[wants_none])
         rows = plan.rows[took]
         if len(rows):
-            self._take_tokens(rows, rows, result.tokens[took, 0])
+            scores = None if result.scores is None else result.scores.of(took)
+            self._take_tokens(rows, rows, result.tokens[took, 0], scores)
+
+    def _report_prompt(self, plan: StepPlan, wanted: PromptScores, scores: TokenScores) -> None:
+        request = self.slots.occupant[int(plan.rows[wanted.row])]
+        assert request is not None
+        first = int(plan.kv_lens[wanted.row] - plan.q_lens[wanted.row]) + wanted.offset + 1
+        self.outbox.add_prompt(request, first, wanted.targets, packed(scores))
+        request.score_from = first + len(wanted.targets)
+
+    def _end_without_tokens(self, rows: np.ndarray) -> None:
+        """Prompts that wanted no answer are done."""
+        self._report_start(rows[self.slots.is_new[rows]])
+        for slot in rows.tolist():
+            request = self.slots.occupant[slot]
+            assert request is not None
+            self.outbox.add_row(request, 0, np.zeros(0, np.int32), Finish.LENGTH)
+            self._finish(request)
 
     def _commit_chunks(self, plan: StepPlan, same: np.ndarray) -> None:
         """Prompt chunks that this step has computed may be shared from now on."""
@@ -282,7 +320,9 @@ class GenerateWorkload:
                 assert request is not None
                 self.cache.commit(slot, request, int(plan.kv_lens[index]))
 
-    def _take_tokens(self, rows: np.ndarray, index: np.ndarray | slice, tokens: np.ndarray) -> None:
+    def _take_tokens(
+        self, rows: np.ndarray, index: np.ndarray | slice, tokens: np.ndarray, scores: TokenScores | None = None
+    ) -> None:
         """One new token for each of `rows` (`index` says the same, faster): keep it, report it, see who has ended."""
         slots = self.slots
         self._steady = None
@@ -309,9 +349,22 @@ class GenerateWorkload:
             tokens,
             finish,
             held.astype(np.uint8),
+            [] if scores is None else self._keep_logprobs(rows, scores),
         )
         if ends.any():
             self._end(rows[ends], held[ends], finish[ends])
+
+    def _keep_logprobs(self, rows: np.ndarray, scores: TokenScores) -> list[tuple[int, Logprobs]]:
+        """Logprobs of the rows that want them, by index."""
+        found = []
+        widths = self.slots.logprobs[rows].tolist()
+        for index, (slot, width) in enumerate(zip(rows.tolist(), widths, strict=True)):
+            request = self.slots.occupant[slot]
+            if width >= 0 and request is not None:
+                one = packed(scores.row(index, width))
+                request.logprobs.append(one)
+                found.append((index, one))
+        return found
 
     def _end(self, rows: np.ndarray, held: np.ndarray, finish: np.ndarray) -> None:
         self.slots.finish[rows] = finish

@@ -9,6 +9,7 @@ from engine.errors import EngineError, ModelFileError
 from engine.ipc.child import ChildConfig, begin, fail_start, until_stopped
 from engine.ipc.messages import (
     Abort,
+    DetokenizeCall,
     Ended,
     Failed,
     Finish,
@@ -16,6 +17,8 @@ from engine.ipc.messages import (
     GenerateRequest,
     PinCall,
     PinTokens,
+    Reply,
+    TokenizeCall,
     TokenizedRequest,
     ToTokenizer,
 )
@@ -66,6 +69,13 @@ def aborted(request: GenerateRequest) -> FrontOutput:
     return FrontOutput(0, [], [], [ended], [])
 
 
+def answer_call(encoder: Encoder, call: PinCall | TokenizeCall | DetokenizeCall) -> PinTokens | Reply:
+    """Carry out a call; PinTokens goes on to the schedulers."""
+    if isinstance(call, PinCall):
+        return encoder.pin(call)
+    return encoder.tokenize(call) if isinstance(call, TokenizeCall) else encoder.detokenize(call)
+
+
 def main() -> int:
     child, heartbeat, board, stop = begin(int(sys.argv[1]))
     ctx = context()
@@ -98,13 +108,15 @@ def main() -> int:
                 else:
                     request, error = result
                     fronts[request.front].send(Failed(request.request, request.attempt, request.front, error))
-            for call in (message for message in messages if isinstance(message, PinCall)):
-                result = encoder.pin(call)
-                if isinstance(result, PinTokens):
-                    for pusher in schedulers.values():
-                        pusher.send(result)
-                else:
-                    fronts[call.front].send(result)
+            for message in messages:
+                if isinstance(message, PinCall | TokenizeCall | DetokenizeCall):
+                    heartbeat.beat(num_done, 1)
+                    answer = answer_call(encoder, message)
+                    if isinstance(answer, PinTokens):
+                        for pusher in schedulers.values():
+                            pusher.send(answer)
+                    else:
+                        fronts[message.front].send(answer)
             heartbeat.beat(num_done, 0)
     except EngineError as error:
         return fail_start(child, error)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from engine.errors import ContextLengthError, EngineError, ErrorInfo, InternalError, InvalidRequestError
 from engine.ipc.messages import (
     ChatInput,
+    DetokenizeCall,
     GenerateRequest,
     PinCall,
     PinTokens,
     Reply,
     TextInput,
     TokenInput,
+    TokenizeCall,
     TokenizedRequest,
     pack_i32,
+    unpack_i32,
 )
 from engine.tokenizer.base import Tokenizer
 from engine.tokenizer.chat import encode_chat
@@ -84,6 +87,7 @@ class Encoder:
             request.stamps,
             request.cache_salt,
             request.priority,
+            request.echo,
         )
 
     @staticmethod
@@ -103,6 +107,34 @@ class Encoder:
         except Exception as error:
             log.exception("event=encode_failed call=%d", call.call, exc_info=error)
             return Reply(call.call, {}, InternalError("The prefix could not be tokenized.").info())
+
+    def tokenize(self, call: TokenizeCall) -> Reply:
+        """The ids of a text or chat."""
+        return self._answer(call.call, lambda: Reply(call.call, {}, ids=self._ids(call.input, {})))
+
+    def detokenize(self, call: DetokenizeCall) -> Reply:
+        """The text of ids. Ids that the tokenizer has not are refused."""
+        return self._answer(call.call, lambda: Reply(call.call, {}, text=self._text(call)))
+
+    def _text(self, call: DetokenizeCall) -> str:
+        skipped = self._tokenizer.special_ids if call.skip_special_tokens else frozenset()
+        table = self._tokenizer.token_table()
+        pieces = []
+        for token in unpack_i32(call.ids).tolist():
+            if not 0 <= token < len(table):
+                raise InvalidRequestError(f"tokens holds {token}; ids run from 0 to {len(table) - 1}.", param="tokens")
+            if token not in skipped:
+                pieces.append(table[token])
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _answer(self, call: int, work: Callable[[], Reply]) -> Reply:
+        try:
+            return work()
+        except EngineError as error:
+            return Reply(call, {}, error.info())
+        except Exception as error:
+            log.exception("event=call_failed call=%d", call, exc_info=error)
+            return Reply(call, {}, InternalError("The tokenizer failed.").info())
 
     def _ids(self, source: ChatInput | TextInput | TokenInput, batch: dict[str, list[int]]) -> bytes:
         if isinstance(source, TokenInput):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.cli.options import ALIASES, all_options, closest
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 
 def read_config_file(path: str) -> dict[str, tuple[str, object]]:
@@ -19,7 +23,7 @@ def read_config_file(path: str) -> dict[str, tuple[str, object]]:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error}.") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"The configuration file {path} is not valid YAML: {_one_line(error)}.") from None
+        raise ConfigError(f"The configuration file {path} is not valid YAML: {_reason(error)}.") from None
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
@@ -40,5 +44,8 @@ def read_config_file(path: str) -> dict[str, tuple[str, object]]:
     return values
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _reason(error: yaml.YAMLError) -> str:
+    """What is wrong and where; without the line itself, which may hold the key."""
+    problem = " ".join(str(getattr(error, "problem", None) or type(error).__name__).split())
+    mark = getattr(error, "problem_mark", None)
+    return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import engine
@@ -15,8 +16,10 @@ from engine.errors import ConfigError
 PROGRAM = "engine-serve"
 
 DESCRIPTION = "Serve a language model over an OpenAI-compatible HTTP interface."
+KEY_VARIABLE = "ENGINE_API_KEY"
 EPILOG = f"""Where a default is worked out at start, the value {NONE} means it too. Every flag may stand in the file of
---config under its own name (`port: 8000`); the command line wins."""
+--config under its own name (`port: 8000`); the command line wins. The environment variable {KEY_VARIABLE} is
+--api-key where neither of them has it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
-def parse(argv: Sequence[str]) -> EngineConfig:
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> EngineConfig:
     """Arguments (without the program's name) -> configuration. Raises ConfigError; SystemExit after --help."""
     parsed, strange = build_parser().parse_known_args(argv)
     if strange:
@@ -35,6 +38,9 @@ def parse(argv: Sequence[str]) -> EngineConfig:
         values.update(read_config_file(path))
     options = all_options()
     values.update({name: (options[name].flag, value) for name, value in given.items()})
+    # A key without a value in the file is no decision to serve without one.
+    if KEY_VARIABLE in environ and values.get("api_key", ("", None))[1] is None:
+        values["api_key"] = (KEY_VARIABLE, environ[KEY_VARIABLE])
     return build_config(values)
 
 

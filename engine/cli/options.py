@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -15,8 +16,14 @@ from engine.errors import ConfigError
 ALIASES = {"model_path": "model", "tokenizer_path": "tokenizer"}
 """Names SGLang's users type where the meaning is the same."""
 
+SECRETS = frozenset({"api_key"})
+"""Options whose values no message quotes."""
+
 NONE = "none"
 """On the command line, the word for `as if not given` where the default is worked out at start."""
+
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+"""What a header carries unchanged."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -63,6 +70,8 @@ class Option(msgspec.Struct, frozen=True):
             text = "an integer" + _range(kind)
         elif isinstance(kind, inspect.FloatType):
             text = "a finite number" + _range(kind)
+        elif self.name in SECRETS:
+            text = "text of visible ASCII characters"
         elif isinstance(kind, inspect.StrType) and kind.min_length:
             text = "text that is not empty"
         else:
@@ -132,6 +141,8 @@ def build_config(values: Mapping[str, tuple[str, object]]) -> EngineConfig:
         result = getattr(struct, name)
         if isinstance(result, float) and not math.isfinite(result):
             raise _refusal(option, source, value)
+        if name in SECRETS and result is not None and not _VISIBLE.fullmatch(result):
+            raise _refusal(option, source, value)
         groups[option.group][name] = result
     return EngineConfig(**{group: hints[group](**chosen) for group, chosen in groups.items()})
 
@@ -145,6 +156,8 @@ def _plain(option: Option, value: object) -> object:
 
 
 def _refusal(option: Option, source: str, value: object) -> ConfigError:
+    if option.name in SECRETS:
+        return ConfigError(f"{source} must be {option.expected}.", param=option.name)
     shown = repr(value) if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
     return ConfigError(f"{source} is {shown[:100]}; it must be {option.expected}.", param=option.name)
 

@@ -94,6 +94,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True):
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
     priority: int = 0
+    echo: bool = False
+    """The front wants the prompt's text back, in Accepted."""
 
 
 class TokenizedRequest(msgspec.Struct, tag="tokenized", array_like=True):
@@ -110,6 +112,7 @@ class TokenizedRequest(msgspec.Struct, tag="tokenized", array_like=True):
     stamps: Stamps
     cache_salt: str | None = None
     priority: int = 0
+    echo: bool = False
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -147,6 +150,10 @@ class Opened(msgspec.Struct, tag="opened", array_like=True):
     skip_special_tokens: bool
     output_ids: bytes
     stamps: Stamps
+    min_tokens: int = 0
+    keep_stop: bool = False
+    echo: bytes | None = None
+    """The prompt's ids (int32) if its text is wanted back."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
@@ -165,6 +172,28 @@ class Started(msgspec.Struct, tag="started", array_like=True):
     attempt: int
     cached_tokens: int
     stamps: Stamps
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log probabilities of m tokens and, per token, of the `width` most likely ones, best first.
+
+    chosen float32 [m] (NaN: none), ids int32 [m, width], tops float32 [m, width].
+    """
+
+    width: int
+    chosen: bytes
+    ids: bytes
+    tops: bytes
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True):
+    """In StepOutput: logprobs of prompt tokens from index `first` on, whose ids (int32) are here too."""
+
+    request: RequestId
+    attempt: int
+    first: int
+    ids: bytes
+    logprobs: Logprobs
 
 
 class TokenBatch(msgspec.Struct, array_like=True):
@@ -188,6 +217,8 @@ class TokenBatch(msgspec.Struct, array_like=True):
     held: bytes = b""
     rows: int = 0
     ahead: int = 0
+    logprobs: list[tuple[int, Logprobs]] = []
+    """(index of a row, logprobs of all its tokens here) for the rows that want them; in order."""
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):
@@ -199,6 +230,8 @@ class StepOutput(msgspec.Struct, tag="step", array_like=True):
     tokens: TokenBatch
     failed: list[Failed]
     sent: int
+    prompts: list[PromptLogprobs] = []
+    """Before the first token of their request."""
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -207,6 +240,8 @@ class Accepted(msgspec.Struct, tag="accepted", array_like=True):
     request: RequestId
     attempt: int
     num_prompt_tokens: int
+    prompt_text: str | None = None
+    """With `echo`: the prompt as the detokenizer reads it."""
 
 
 class Ended(msgspec.Struct, tag="ended", array_like=True):
@@ -222,6 +257,28 @@ class Ended(msgspec.Struct, tag="ended", array_like=True):
     stamps: Stamps
 
 
+# Inside TokenLogprob the plain name means its field.
+_Bytes: TypeAlias = bytes
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """One token's logprob (None: there is none) and its bytes; `top`: the most likely tokens, best first."""
+
+    id: int
+    logprob: float | None
+    bytes: _Bytes
+    top: list[tuple[int, float, _Bytes]]
+
+
+class PromptDelta(msgspec.Struct, array_like=True):
+    """In FrontOutput: logprobs of a request's prompt tokens from index `first` on."""
+
+    request: RequestId
+    attempt: int
+    first: int
+    logprobs: list[TokenLogprob]
+
+
 class TextDelta(msgspec.Struct, array_like=True):
     """In FrontOutput: new text of one request and the ids behind it (int32 bytes), from output index `first_token`."""
 
@@ -230,6 +287,8 @@ class TextDelta(msgspec.Struct, array_like=True):
     first_token: int
     token_ids: bytes
     text: str
+    logprobs: list[TokenLogprob] | None = None
+    """One per token id, if asked for."""
 
 
 class FrontOutput(msgspec.Struct, tag="output", array_like=True):
@@ -240,6 +299,8 @@ class FrontOutput(msgspec.Struct, tag="output", array_like=True):
     deltas: list[TextDelta]
     ended: list[Ended]
     failed: list[Failed]
+    prompts: list[PromptDelta] = []
+    """To be read before `deltas`."""
 
 
 class StatsCall(msgspec.Struct, tag="stats_call", array_like=True):
@@ -304,15 +365,34 @@ class UnpinCall(msgspec.Struct, tag="unpin_call", array_like=True):
     pin: int
 
 
+class TokenizeCall(msgspec.Struct, tag="tokenize_call", array_like=True):
+    """Front -> tokenizer. Answered with Reply.ids (int32 bytes)."""
+
+    front: int
+    call: int
+    input: ChatInput | TextInput
+
+
+class DetokenizeCall(msgspec.Struct, tag="detokenize_call", array_like=True):
+    """Front -> tokenizer. Answered with Reply.text."""
+
+    front: int
+    call: int
+    ids: bytes
+    skip_special_tokens: bool
+
+
 class Reply(msgspec.Struct, tag="reply", array_like=True):
     """Tokenizer or scheduler -> front: the answer to a call."""
 
     call: int
     values: dict[str, int]
     error: ErrorInfo | None = None
+    text: str = ""
+    ids: bytes = b""
 
 
-ToTokenizer: TypeAlias = Hello | GenerateRequest | Abort | PinCall
+ToTokenizer: TypeAlias = Hello | GenerateRequest | Abort | PinCall | TokenizeCall | DetokenizeCall
 ToScheduler: TypeAlias = (
     Hello | TokenizedRequest | Abort | Stop | Resend | StatsCall | FlushCall | PinTokens | UnpinCall
 )
@@ -328,6 +408,11 @@ def pack_i32(values: object) -> bytes:
 def unpack_i32(data: bytes) -> np.ndarray:
     """int32 [n] view of little-endian bytes (read-only)."""
     return np.frombuffer(data, dtype="<i4")
+
+
+def unpack_f32(data: bytes) -> np.ndarray:
+    """float32 [n] view of little-endian bytes (read-only)."""
+    return np.frombuffer(data, dtype="<f4")
 
 
 def unpack_u64(data: bytes) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""GET /server_info: version, configuration, scheduler and processes, for operators."""
+"""GET /server_info for operators, /model_info for clients: what runs here."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ SHOWN_OPTIONS = (
     "host",
     "port",
     "max_body_mb",
+    "max_n",
+    "max_logprobs",
+    "request_timeout",
     "drain_timeout",
     "skip_server_warmup",
     "device",
@@ -41,6 +44,7 @@ SHOWN_OPTIONS = (
     "max_pinned_share",
     "kv_events_endpoint",
     "record",
+    "logprobs_mode",
     "page_size",
     "overlap_depth",
     "tokenizer_workers",
@@ -50,6 +54,9 @@ SHOWN_OPTIONS = (
     "log_level",
 )
 """A whitelist: an option added later (a key, a token) stays hidden until it is named here."""
+
+WEIGHT_VERSION = "default"
+"""Weights do not change while a server runs."""
 
 
 async def server_info(request: web.Request) -> web.Response:
@@ -69,6 +76,26 @@ async def server_info(request: web.Request) -> web.Response:
         "context_length": client.context_length,
         "scheduler": scheduler,
         "processes": client.health().processes,
+    }
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+async def model_info(request: web.Request) -> web.Response:
+    """Facts of the served model; those of its files are null until it was found."""
+    client = request.app[CLIENT]
+    model = client.model
+    body = {
+        "model": client.model_name,
+        "model_path": model.path if model is not None else None,
+        "tokenizer_path": (model.tokenizer_path or model.path) if model is not None else None,
+        "is_generation": True,
+        "architectures": [model.config.architecture] if model is not None else None,
+        "vocab_size": model.config.vocab_size if model is not None else None,
+        "context_length": client.context_length,
+        "weight_version": WEIGHT_VERSION,
+        "preferred_sampling_params": None,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
     }
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

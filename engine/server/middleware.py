@@ -1,7 +1,8 @@
-"""What surrounds every handler: the request's id, CORS for browsers, and errors as JSON."""
+"""What surrounds every handler: the request's id, CORS for browsers, counting, and errors as JSON."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 
@@ -18,7 +19,7 @@ from engine.errors import (
     PayloadTooLargeError,
 )
 from engine.server.error_body import error_response, shorten
-from engine.server.keys import CLIENT_REQUEST_ID, REQUEST_ID, SANE_ID
+from engine.server.keys import CLIENT_GONE, CLIENT_REQUEST_ID, METRICS, REQUEST_ID, SANE_ID
 
 log = logging.getLogger("engine.server")
 
@@ -27,7 +28,7 @@ CORS_HEADERS = {
     "Access-Control-Expose-Headers": "x-request-id, retry-after",
 }
 PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, OPTIONS",
     # The wildcard does not cover Authorization, so it is named.
     "Access-Control-Allow-Headers": "Authorization, *",
     "Access-Control-Max-Age": "600",
@@ -55,6 +56,19 @@ async def sign_response(request: web.Request, response: web.StreamResponse) -> N
 
 
 @web.middleware
+async def count_responses(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell the metrics of every answer, and of those that nobody waited for."""
+    metrics = request.app[METRICS]
+    try:
+        response = await handler(request)
+    except asyncio.CancelledError:
+        metrics.on_response(_route(request), CLIENT_GONE)
+        raise
+    metrics.on_response(_route(request), response.status)
+    return response
+
+
+@web.middleware
 async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
     """A browser's OPTIONS before a call across origins."""
     if request.method == "OPTIONS":
@@ -76,7 +90,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception:
         if request.transport is None or request.transport.is_closing():
             # The client is gone: there is nobody to answer, and what failed was the talk with it.
-            return web.Response(status=499)
+            return web.Response(status=CLIENT_GONE)
         request_id = request[REQUEST_ID]
         log.exception("event=unexpected_error route=%s request=%s", _route(request), request_id)
         text = f"Internal error; the server's log has it under request id {request_id}."

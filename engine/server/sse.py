@@ -42,7 +42,9 @@ class EventStream:
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
         self._last_write = self._loop.time()
-        self._writing_since: float | None = None
+        self._stalled_since: float | None = None
+        """While a write waits: when its reader last took something."""
+        self._unsent_bytes = 0
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -58,14 +60,14 @@ class EventStream:
 
     async def send(self, events: bytes) -> None:
         """Write framed events; waits while the reader's buffer is full."""
-        self._writing_since = self._loop.time()
+        self._stalled_since = self._loop.time()
         await self.response.write(events)
-        self._writing_since = None
+        self._stalled_since = None
         self._last_write = self._loop.time()
 
     async def finish(self, events: bytes) -> None:
         """Write the last events and the end of the body in one piece."""
-        self._writing_since = self._loop.time()
+        self._stalled_since = self._loop.time()
         await self.response.write_eof(events)
 
     async def _watch(self) -> None:
@@ -75,8 +77,10 @@ class EventStream:
             await asyncio.sleep(wait_s)
             now = self._loop.time()
             wait_s = self._keep_alive_s
-            if self._writing_since is not None:
-                if now - self._writing_since > STALLED_S:
+            if self._stalled_since is not None:
+                if self._is_read():
+                    self._stalled_since = now
+                elif now - self._stalled_since > STALLED_S:
                     self._drop()
                     return
             elif (silence := now - self._last_write) < self._keep_alive_s - TIMER_STEP_S:
@@ -88,9 +92,18 @@ class EventStream:
                 except ConnectionError:
                     return
 
+    def _is_read(self) -> bool:
+        """The reader took something since the last look: slow is not stalled."""
+        before, self._unsent_bytes = self._unsent_bytes, self._buffered()
+        return self._unsent_bytes < before
+
     def _all_sent(self) -> bool:
+        return self._buffered() == 0
+
+    def _buffered(self) -> int:
+        """Bytes that wait in this process for the reader; -1 without a connection."""
         transport = self._request.transport
-        return transport is not None and transport.get_write_buffer_size() == 0
+        return -1 if transport is None else transport.get_write_buffer_size()
 
     def _drop(self) -> None:
         log.warning("event=reader_stalled request=%s seconds=%g", self._request[REQUEST_ID], STALLED_S)

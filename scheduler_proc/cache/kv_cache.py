@@ -95,10 +95,10 @@ class KvCache:
     # -- a request's life -----------------------------------------------------------------------------------------
 
     def match(self, request: Request) -> Match | None:
-        """The longest cached prefix of a request that leaves one token to compute; None without a tree."""
+        """The longest cached prefix that a request may take; None without a tree."""
         if self.tree is None:
             return None
-        return self.tree.match(request.namespace, request.keys, request.num_known - 1)
+        return self.tree.match(request.namespace, request.keys, request.most_cached)
 
     def hold(self, match: Match | None) -> Lock | None:
         """Keep a match from eviction while its admission is decided."""

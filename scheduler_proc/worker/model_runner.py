@@ -1,4 +1,4 @@
-"""Runs one StepPlan on a model: inputs from device slots, forward, sample, advance the slots."""
+"""Runs one StepPlan on a model: inputs from device slots, forward, sample, score, advance the slots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.config import LogprobsMode
 from kernels.attention import AttentionBatch
 from kernels.dispatch import KernelSet
+from kernels.logits import AdjustedRows
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
-from scheduler_proc.plan import StepPlan, StepResult
+from scheduler_proc.plan import StepPlan, StepResult, TokenScores
+from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.scores import score_in_pieces, scored_rows, spread
 
 
 @dataclass
@@ -23,26 +27,50 @@ class _Rows:
     version: int
     slots: torch.Tensor
     """int64 [n]"""
+    adjusted: AdjustedRows | None = None
+    """Among the sampling rows; made when first needed."""
+
+
+@dataclass
+class _Forward:
+    """A step's hidden states, and which of them are to give a token."""
+
+    hidden: torch.Tensor
+    """[num_tokens, hidden]"""
+    kv_lens: torch.Tensor
+    """int64 [n]: each row's tokens, with this step's."""
+    sampling: torch.Tensor | None = None
+    """int64 [s]: the sampling rows; None = all, with one token each."""
+    last: torch.Tensor | None = None
+    """int64 [s]: the sampling rows' last tokens, as indices into `hidden`."""
 
 
 class ModelRunner:
     """Owns device slots and KV pages of one model; executes plans in order."""
 
     def __init__(
-        self, decoder: Decoder, kernels: KernelSet, kv_pool: KVPool, slots: DeviceSlots, page_size: int
+        self,
+        decoder: Decoder,
+        kernels: KernelSet,
+        kv_pool: KVPool,
+        slots: DeviceSlots,
+        page_size: int,
+        logprobs_mode: LogprobsMode = "raw",
     ) -> None:
         self.decoder = decoder
         self.kernels = kernels
         self.kv_pool = kv_pool
         self.slots = slots
         self.page_size = page_size
+        self.logprobs_mode = logprobs_mode
+        self.adjustments = Adjustments(len(slots.seq_len), decoder.spec.vocab_size, decoder.device)
         self._untold: deque[StepPlan] = deque()
         """Plans whose joins and pages the slots have not taken in."""
         self._rows = _Rows(-1, torch.zeros(0, dtype=torch.int64))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute `plan`; returns its tokens on the host."""
+        """Execute `plan`; returns its tokens, and the logprobs it asks for, on the host."""
         slots = self.slots
         self._untold.append(plan)
         while self._untold:
@@ -55,32 +83,28 @@ class ModelRunner:
         context = slots.seq_len[rows]
         if plan.num_decode == len(plan.rows):
             kv_lens = context + 1
-            hidden = self._forward(plan, rows, slots.last_token[rows], context, kv_lens, row_of_token=None)
-            sampled_rows, sampled_kv_lens = rows, kv_lens
+            done = _Forward(self._forward(plan, rows, slots.last_token[rows], context, kv_lens, None), kv_lens)
         else:
-            hidden, sampled_rows, sampled_kv_lens, kv_lens = self._mixed(plan, rows, context)
-        slots.seq_len[rows] = kv_lens
-        result = np.full((len(plan.rows), 1), 0, np.int32)
-        if len(sampled_rows) == 0:
-            return StepResult(result, None, None)
-        tokens = self._sample(plan, hidden, sampled_rows, sampled_kv_lens)
-        slots.last_token[sampled_rows] = tokens.to(torch.int64).clamp(min=0)
-        result[plan.sample, 0] = tokens.cpu().numpy()
-        failed = result[:, 0] < 0
-        return StepResult(result, None, failed if failed.any() else None)
+            done = self._mixed(plan, rows, context)
+        slots.seq_len[rows] = done.kv_lens
+        result = StepResult(np.full((len(plan.rows), 1), 0, np.int32), None, None)
+        if plan.sample.any():
+            self._sample(plan, done, result)
+        if plan.prompt_scores:
+            self._score_prompts(plan, done.hidden, result)
+        return result
 
     def _tell(self, plan: StepPlan) -> None:
         """Bring the device slots up to what the plan knows of them."""
         if plan.joins is not None:
             self.slots.join(plan.joins)
+            self.adjustments.join(plan.joins)
         for updates in plan.pages:
             if updates is not None:
                 self.slots.set_pages(updates)
 
-    def _mixed(
-        self, plan: StepPlan, rows: torch.Tensor, context: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Forward of a step with prompts in it; returns hidden, slots and lengths of the sampling rows, all lengths."""
+    def _mixed(self, plan: StepPlan, rows: torch.Tensor, context: torch.Tensor) -> _Forward:
+        """Forward of a step with prompts in it."""
         slots = self.slots
         num_rows = len(plan.rows)
         ends = np.cumsum(plan.q_lens)
@@ -92,7 +116,7 @@ class ModelRunner:
         hidden = self._forward(plan, rows, tokens, positions, kv_lens, row_of_token)
         sampling = slots.upload(np.flatnonzero(plan.sample), torch.int64)
         last = slots.upload(ends[plan.sample] - 1, torch.int64)
-        return hidden[last], rows[sampling], kv_lens[sampling], kv_lens
+        return _Forward(hidden, kv_lens, sampling, last)
 
     def _forward(
         self,
@@ -118,10 +142,48 @@ class ModelRunner:
         )
         return self.decoder.forward(tokens, positions, batch, locations, self.kv_pool.layers)
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor, rows: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+    def _sample(self, plan: StepPlan, done: _Forward, result: StepResult) -> None:
+        """Draw the step's tokens, advance the slots by them, and put them into `result` with their logprobs."""
+        rows, hidden, kv_lens = self._rows.slots, done.hidden, done.kv_lens
+        if done.sampling is not None:
+            rows, hidden, kv_lens = rows[done.sampling], hidden[done.last], kv_lens[done.sampling]
+        logits = self.decoder.logits(hidden)
+        adjusted = self._adjusted_rows(plan) if plan.adjusts_logits else None
+        wanted = scored_rows(plan) if plan.logprobs is not None else None
+        raw = None
+        if adjusted is not None:
+            if wanted is not None and self.logprobs_mode == "raw":
+                raw = self._kept(plan, logits, wanted)
+            self.kernels.adjust_logits(logits, kv_lens, self.adjustments.penalties, self.adjustments.edits, adjusted)
+        drawn = self._draw(plan, logits, rows, kv_lens)
+        tokens = drawn.to(torch.int64).clamp(min=0)
+        self.slots.last_token[rows] = tokens
+        if adjusted is not None:
+            self.adjustments.count(tokens, adjusted)
+        result.tokens[plan.sample, 0] = drawn.cpu().numpy()
+        failed = result.tokens[:, 0] < 0
+        result.failed = failed if failed.any() else None
+        if raw is not None:
+            logits.index_copy_(0, *raw)
+        if wanted is not None:
+            result.scores = self._score_tokens(plan, logits, tokens, rows, wanted)
+
+    def _adjusted_rows(self, plan: StepPlan) -> AdjustedRows:
+        if self._rows.adjusted is None:
+            self._rows.adjusted = self.adjustments.rows_of(plan.rows[plan.sample])
+        return self._rows.adjusted
+
+    def _kept(self, plan: StepPlan, logits: torch.Tensor, wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows whose own logits are wanted after they were adjusted, and a copy of those logits."""
+        adjusts = self.adjustments.adjusts(plan.rows[plan.sample][wanted])
+        both = self.slots.upload(wanted[adjusts], torch.int64)
+        return both, logits[both]
+
+    def _draw(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        """int32 [s]: a token for each sampling row; -1 where the logits hold a NaN."""
         slots = self.slots
         return self.kernels.sample(
-            self.decoder.logits(hidden),
+            logits,
             temperature=slots.temperature[rows],
             top_k=slots.top_k[rows],
             top_p=slots.top_p[rows],
@@ -131,3 +193,50 @@ class ModelRunner:
             all_greedy=plan.all_greedy,
             needs_filter=plan.needs_filter,
         )
+
+    def _score_tokens(
+        self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, wanted: np.ndarray
+    ) -> TokenScores:
+        assert plan.logprobs is not None
+        index = self.slots.upload(wanted, torch.int64)
+        width = int(plan.logprobs[plan.sample].max(initial=0))
+
+        def logits_of(begin: int, end: int) -> torch.Tensor:
+            piece = index[begin:end]
+            own = logits[piece]
+            return own if self.logprobs_mode == "raw" else self._processed(plan, own, rows[piece])
+
+        return spread(plan, score_in_pieces(self.kernels, logits_of, tokens[index], width))
+
+    def _processed(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        slots = self.slots
+        return self.kernels.processed_logits(
+            logits,
+            temperature=slots.temperature[rows],
+            top_k=slots.top_k[rows],
+            top_p=slots.top_p[rows],
+            min_p=slots.min_p[rows],
+            needs_filter=plan.needs_filter,
+        )
+
+    def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor, result: StepResult) -> None:
+        """Logprobs of prompt tokens by the model's own logits; a row with a NaN in them fails."""
+        starts = np.cumsum(plan.q_lens) - plan.q_lens
+        failed = np.zeros(len(plan.rows), bool)
+        scores = []
+        for wanted in plan.prompt_scores:
+            first = int(starts[wanted.row]) + wanted.offset
+
+            def logits_of(begin: int, end: int, first: int = first) -> torch.Tensor:
+                logits = self.decoder.logits(hidden[first + begin : first + end])
+                # As long a piece of work as a layer.
+                self.decoder.on_layer()
+                return logits
+
+            targets = self.slots.upload(wanted.targets, torch.int64)
+            found = score_in_pieces(self.kernels, logits_of, targets, wanted.width)
+            failed[wanted.row] |= bool(np.isnan(found.chosen).any())
+            scores.append(found)
+        result.prompt_scores = tuple(scores)
+        if failed.any():
+            result.failed = failed if result.failed is None else result.failed | failed

@@ -48,11 +48,13 @@ def config(*, threads: int = 1, **options: object) -> EngineConfig:
 
 
 def cases(vocab_size: int, lengths: list[int], max_tokens: int, seed: int = 0) -> list[Case]:
-    """Random prompts of the given lengths; every third one samples with a seed."""
+    """Random prompts of the given lengths; every third one samples with a seed, others change their logits."""
     rng = np.random.default_rng(seed)
     made = []
     for index, length in enumerate(lengths):
         sampling = {"temperature": 0.8, "top_p": 0.9, "seed": 100 + index} if index % 3 == 2 else {}
+        if index % 3 == 1:
+            sampling = {"repetition_penalty": 1.3, "logit_bias": ((5, 0.5), (6, -0.5))}
         made.append(Case(rng.integers(3, vocab_size, length).tolist(), max_tokens, sampling))
     return made
 

@@ -1,57 +1,68 @@
-"""Top-level body fields beyond ChatRequest: those this version refuses, ignores, or has never heard of."""
+"""Top-level body fields beyond the requests': those this version refuses, ignores, or has never heard of."""
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import msgspec
 
 from engine.errors import InvalidRequestError
 from engine.server.error_body import shorten
-from engine.server.openai.protocol import ChatRequest
+from engine.server.openai.protocol import ChatRequest, CompletionRequest
 
 log = logging.getLogger("engine.server")
 
-# name -> values that mean "off" and pass; null always does.
-REFUSED: dict[str, tuple[object, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
+
+class FieldRules(NamedTuple):
+    """One route's fields."""
+
+    known: frozenset[str]
+    refused: dict[str, tuple[object, ...]]
+    """name -> values that mean "off" and pass; null always does."""
+
+
+_REFUSED: dict[str, tuple[object, ...]] = {
     "custom_logit_processor": (),
     "custom_params": ({},),
     "ebnf": (),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "input_ids": (),
     "json_schema": (),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "lora_path": (),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "n": (1,),
-    "no_stop_trim": (False,),
-    "prediction": (),
-    "presence_penalty": (0,),
     "regex": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_hidden_states": (False,),
-    "return_meta_info": (False,),
     "return_prompt_token_ids": (False,),
     "session_params": ({},),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
     "structural_tag": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "web_search_options": (),
 }
+
+CHAT_FIELDS = FieldRules(
+    frozenset(ChatRequest.__struct_fields__),
+    {
+        **_REFUSED,
+        "add_generation_prompt": (True,),
+        "audio": (),
+        "best_of": (1,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "prediction": (),
+        "return_meta_info": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "web_search_options": (),
+    },
+)
+COMPLETION_FIELDS = FieldRules(
+    frozenset(CompletionRequest.__struct_fields__),
+    {**_REFUSED, "suffix": ("",), "top_logprobs": (0,)},
+)
 
 # Nothing in the answer depends on these.
 IGNORED = frozenset(
@@ -86,16 +97,16 @@ class UnknownFields:
             log.warning("event=unknown_fields ignored=%s", ",".join(sorted(fresh)))
 
 
-def check_fields(fields: dict[str, msgspec.Raw], unknown: UnknownFields) -> None:
+def check_fields(fields: dict[str, msgspec.Raw], rules: FieldRules, unknown: UnknownFields) -> None:
     """Refuse what would silently change the answer; report what is not known. Raises InvalidRequestError."""
     strange: list[str] = []
     for name, raw in fields.items():
-        if name in REFUSED:
-            if not _is_off(bytes(raw), REFUSED[name]):
+        if name in rules.refused:
+            if not _is_off(bytes(raw), rules.refused[name]):
                 raise InvalidRequestError(
                     f"{name} is not supported by this version.", param=name, code="unsupported_parameter"
                 )
-        elif name not in ChatRequest.__struct_fields__ and name not in IGNORED:
+        elif name not in rules.known and name not in IGNORED:
             strange.append(name)
     if strange:
         unknown.report(strange)

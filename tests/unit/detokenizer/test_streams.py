@@ -10,13 +10,16 @@ from engine.ipc.messages import (
     Failed,
     Finish,
     FrontOutput,
+    Logprobs,
     Opened,
+    PromptLogprobs,
     Resend,
     Stamps,
     Started,
     StepOutput,
     Stop,
     TokenBatch,
+    TokenLogprob,
     pack_i32,
     unpack_i32,
 )
@@ -201,3 +204,64 @@ def test_rows_meant_by_a_name_flow_on_and_a_lost_name_is_asked_for() -> None:
     assert to_scheduler == []
     streams.absorb(StepOutput(3, [], [], TokenBatch(tokens=pack_i32([1, 1]), rows=5, ahead=0), [], 0))
     assert one(streams)[1] == [Resend(1, 0, 2), Resend(2, 0, 2)]
+
+
+def logprobs(*chosen: float, width: int = 0) -> Logprobs:
+    num = len(chosen)
+    ids = np.tile(np.arange(97, 97 + width), num)
+    tops = np.tile(-np.arange(1, width + 1), num)
+    return Logprobs(width, np.array(chosen, "<f4").tobytes(), ids.astype("<i4").tobytes(), tops.astype("<f4").tobytes())
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1), opened(2), opened(3, stream=False))))
+    message = step((1, 0, "ab", Finish.NONE), (2, 0, "x", Finish.NONE), (3, 0, "q", Finish.NONE))
+    message.tokens.logprobs = [(0, logprobs(-0.5, -0.25, width=2)), (2, logprobs(-4.0))]
+    streams.absorb(message)
+    message = step((3, 1, "r", Finish.LENGTH))
+    message.tokens.logprobs = [(0, logprobs(-8.0))]
+    streams.absorb(message)
+    output, _ = one(streams)
+    first, second, third = output.deltas
+    assert first.logprobs == [
+        TokenLogprob(ord("a"), -0.5, b"a", [(97, -1.0, b"a"), (98, -2.0, b"b")]),
+        TokenLogprob(ord("b"), -0.25, b"b", [(97, -1.0, b"a"), (98, -2.0, b"b")]),
+    ]
+    assert second.logprobs is None
+    assert third.logprobs == [TokenLogprob(ord("q"), -4.0, b"q", []), TokenLogprob(ord("r"), -8.0, b"r", [])]
+
+
+def test_what_comes_twice_has_its_logprobs_once_and_a_stop_string_ends_them() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1, stop=("cd",)),)))
+    for first, text in ((0, "ab"), (1, "bcde")):
+        message = step((1, first, text, Finish.NONE))
+        message.tokens.logprobs = [(0, logprobs(*(-float(first + i) - 1 for i in range(len(text)))))]
+        streams.absorb(message)
+    output, _ = one(streams)
+    scored = [token for delta in output.deltas for token in delta.logprobs or ()]
+    assert [(chr(token.id), token.logprob) for token in scored] == [("a", -1), ("b", -2), ("c", -3), ("d", -4)]
+    assert output.ended[0].num_tokens == 4
+
+
+def test_a_prompt_is_scored_and_echoed_before_its_answer() -> None:
+    streams = make()
+    asked = opened(1)
+    asked.echo = pack_i32(list("häh".encode()))
+    message = step((1, 0, "a", Finish.LENGTH), opens=(asked,))
+    message.prompts = [
+        PromptLogprobs(1, 0, 0, pack_i32([ord("h")]), logprobs(float("nan"))),
+        PromptLogprobs(1, 0, 1, pack_i32([195, 164, ord("h")]), logprobs(-1.0, -2.0, -3.0)),
+        PromptLogprobs(7, 0, 1, pack_i32([1]), logprobs(-1.0)),
+    ]
+    streams.absorb(message)
+    output, _ = one(streams)
+    assert output.accepted[0].prompt_text == "häh"
+    scored = [token for prompt in output.prompts for token in prompt.logprobs]
+    assert [(token.bytes, token.logprob) for token in scored] == [
+        (b"h", None),
+        (b"\xc3", -1),
+        (b"\xa4", -2),
+        (b"h", -3),
+    ]

@@ -81,3 +81,22 @@ def test_half_characters_are_sent_once_they_cannot_become_whole() -> None:
         text.push(0xE2)
         seen += text.take()
     assert len(seen) >= 48
+
+
+def test_a_stop_string_within_the_first_min_tokens_does_not_count() -> None:
+    text = TextStream(BYTES, frozenset(), ("ab",), min_tokens=3)
+    assert [text.push(token) for token in b"abxab"] == [False, False, False, False, True]
+    assert text.take() == "abx"
+
+
+def test_a_stop_string_does_not_match_across_the_end_of_the_first_min_tokens() -> None:
+    text = TextStream(BYTES, frozenset(), ("ab",), min_tokens=1)
+    assert [text.push(token) for token in b"abab"] == [False, False, False, True]
+    assert text.take() == "ab"
+
+
+def test_a_kept_stop_string_stays_in_the_text() -> None:
+    text = TextStream(BYTES, frozenset(), ("<end>",), keep_stop=True)
+    assert [text.push(token) for token in b"hi<end>"][-1]
+    assert text.take() == "hi<end>"
+    assert text.matched == "<end>"

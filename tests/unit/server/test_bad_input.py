@@ -11,11 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequestError
-from engine.server.openai.fields import MAX_REPORTED, REFUSED, UnknownFields
+from engine.server.openai.call import Limits
+from engine.server.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MAX_REPORTED, UnknownFields
 from engine.server.openai.parse import parse_chat
+from engine.server.openai.prompts import parse_completion
 from tests.support.fake_client import FakeClient
-from tests.unit.server.support import CHAT, HELLO, Http, expect_error, post
+from tests.unit.server.support import CHAT, HELLO, Http, complete, expect_error, post
 
+LIMITS = Limits(max_n=8, max_logprobs=5, vocab_size=1000)
 MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
 
 
@@ -99,6 +102,43 @@ async def test_bad_bodies(http: Http, fake: FakeClient, body: bytes, param: str 
         ("ignore_eos", "yes"),
         ("stream", "true"),
         ("stream_options", []),
+        ("n", 0),
+        ("n", -1),
+        ("n", 33),
+        ("n", 100_000),
+        ("n", True),
+        ("n", 1.5),
+        ("min_tokens", -1),
+        ("min_tokens", 2**40),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 2.1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", "much"),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", {"1000": 1}),
+        ("logit_bias", {"999999999": 5}),
+        ("logit_bias", {"9" * 5000: 5}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"abc": 1}),
+        ("logit_bias", {"": 1}),
+        ("logit_bias", {" 5": 1}),
+        ("logit_bias", {"5.0": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"٥": 1}),
+        ("logit_bias", {"5": 100.5}),
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        ("logit_bias", [[5, 1]]),
+        ("no_stop_trim", 1),
+        ("include_stop_str_in_output", "no"),
+        ("logprobs", 1),
+        ("logprobs", "yes"),
+        ("top_logprobs", 1),
+        ("top_logprobs", -1),
+        ("top_logprobs", 21),
+        ("top_logprobs", True),
+        ("priority", 10**7),
+        ("cache_salt", "x" * 257),
+        ("user", 5),
         ("rid", "a\nb"),
         ("rid", ""),
         ("rid", "x" * 129),
@@ -111,36 +151,66 @@ async def test_bad_values_name_their_field(http: Http, fake: FakeClient, field: 
     assert not fake.asked
 
 
+@pytest.mark.parametrize("count", [-1, 21, 1_000_000])
+async def test_alternatives_beyond_the_limit(http: Http, fake: FakeClient, count: int) -> None:
+    body = {**HELLO, "logprobs": True, "top_logprobs": count}
+    await expect_error(await post(http, body), 400, "top_logprobs", "0..20 (--max-logprobs)")
+    fake.config = FakeClient(max_logprobs=1000).config
+    body["top_logprobs"] = 1000
+    assert (await post(http, body)).status == 200
+    assert fake.asked[0].sampling.logprobs == 1000
+
+
+async def test_a_bias_that_is_no_number(http: Http) -> None:
+    for value in ("1", None, True, [1]):
+        assert (await post(http, {**HELLO, "logit_bias": {"5": value}})).status == 400
+
+
+async def test_an_error_has_the_name_that_the_client_used(http: Http) -> None:
+    body = {**HELLO, "min_tokens": 5}
+    response = await post(http, {**body, "max_tokens": 4})
+    await expect_error(response, 400, "min_tokens", "as max_tokens is")
+    response = await post(http, {**body, "max_completion_tokens": 4})
+    await expect_error(response, 400, "min_tokens", "as max_completion_tokens is")
+
+
+async def test_more_than_one_answer_needs_the_servers_leave(http: Http, fake: FakeClient) -> None:
+    fake.config = FakeClient(max_n=2).config
+    assert (await post(http, {**HELLO, "n": 2})).status == 200
+    await expect_error(await post(http, {**HELLO, "n": 3}), 400, "n", "1..2 (--max-n)")
+
+
 @pytest.mark.parametrize("name", ["chat_template", "messages", "tools"])
 async def test_template_variables_that_are_ours(http: Http, name: str) -> None:
     response = await post(http, {**HELLO, "chat_template_kwargs": {name: "x"}})
     await expect_error(response, 400, f"chat_template_kwargs.{name}", name)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-async def test_refused_fields(http: Http, fake: FakeClient, name: str) -> None:
-    error = await expect_error(await post(http, {**HELLO, name: {"x": 3}}), 400, name, "not supported by this version")
+@pytest.mark.parametrize(
+    ("route", "name"),
+    [("chat", name) for name in sorted(CHAT_FIELDS.refused)]
+    + [("completions", name) for name in sorted(COMPLETION_FIELDS.refused)],
+)
+async def test_refused_fields(http: Http, fake: FakeClient, route: str, name: str) -> None:
+    rules, send, body = CHAT_FIELDS, post, HELLO
+    if route == "completions":
+        rules, send, body = COMPLETION_FIELDS, complete, {"prompt": "Hi"}
+    error = await expect_error(await send(http, {**body, name: {"x": 3}}), 400, name, "not supported by this version")
     assert error["code"] == "unsupported_parameter"
     assert not fake.asked
-    for off in (*REFUSED[name], None):
-        assert (await post(http, {**HELLO, name: off})).status == 200, (name, off)
+    for off in (*rules.refused[name], None):
+        assert (await send(http, {**body, name: off})).status == 200, (name, off)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -0.5),
-        ("repetition_penalty", 1.1),
+        ("best_of", 2),
+        ("echo", True),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
-        ("logit_bias", {"5": 1}),
     ],
 )
 async def test_refused_values(http: Http, name: str, value: object) -> None:
@@ -224,23 +294,30 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = st.sampled_from(["messages", "stop", "max_tokens", "temperature", "seed", "stream_options", "n", "rid", "x"])
+NAMES = st.sampled_from(
+    [
+        *("messages", "prompt", "stop", "max_tokens", "temperature", "seed", "stream_options", "n", "rid", "x"),
+        *("logit_bias", "logprobs", "top_logprobs", "best_of", "echo"),
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(NAMES, JSON, max_size=4))
 def test_any_json_is_taken_or_refused(fields: dict[str, object]) -> None:
-    try:
-        parse_chat(json.dumps({**HELLO, **fields}).encode(), UnknownFields())
-    except InvalidRequestError as error:
-        assert error.message
+    for parse, base in ((parse_chat, HELLO), (parse_completion, {"prompt": "Hi"})):
+        try:
+            parse(json.dumps({**base, **fields}).encode(), UnknownFields(), LIMITS)
+        except InvalidRequestError as error:
+            assert error.message
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_taken_or_refused(data: bytes) -> None:
-    for body in (data, b'{"messages": [{"role": "user", "content": "' + data + b'"}]}'):
-        try:
-            parse_chat(body, UnknownFields())
-        except InvalidRequestError as error:
-            assert error.message
+    for body in (data, b'{"messages": [{"role": "user", "content": "' + data + b'"}]}', b'{"prompt": "' + data + b'"}'):
+        for parse in (parse_chat, parse_completion):
+            try:
+                parse(body, UnknownFields(), LIMITS)
+            except InvalidRequestError as error:
+                assert error.message

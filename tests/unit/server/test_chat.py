@@ -140,8 +140,10 @@ async def test_an_unforeseen_error_tells_the_client_nothing(
 async def test_sampling_defaults(http: Http, fake: FakeClient) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "user")
     more = ("stop_token_ids", "ignore_eos", "skip_special_tokens", "stream", "stream_options", "n", "tools", "rid")
+    others = ("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs")
+    last = ("top_logprobs", "no_stop_trim", "include_stop_str_in_output", "cache_salt", "priority", "best_of", "echo")
     await post(http, HELLO)
-    response = await post(http, {**HELLO, **dict.fromkeys(names + more)})
+    response = await post(http, {**HELLO, **dict.fromkeys(names + more + others + last)})
     assert response.status == 200, await response.text()
     assert [asked.sampling for asked in fake.asked] == [SamplingParams(), SamplingParams()]
 
@@ -160,6 +162,14 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         "ignore_eos": True,
         "skip_special_tokens": False,
         "seed": 11,
+        "min_tokens": 2,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {"900": 1, "5": -100, "0": 0.5},
+        "no_stop_trim": True,
+        "logprobs": True,
+        "top_logprobs": 4,
     }
     assert (await post(http, body)).status == 200
     assert fake.asked[0].sampling == SamplingParams(
@@ -173,6 +183,13 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         ignore_eos=True,
         skip_special_tokens=False,
         seed=11,
+        min_tokens=2,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=((0, 0.5), (5, -100.0), (900, 1.0)),
+        keep_stop=True,
+        logprobs=4,
     )
     await post(http, {**HELLO, "stop": ["a", "b"]})
     assert fake.asked[1].sampling.stop == ("a", "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 
 import pytest
 
@@ -64,6 +65,25 @@ async def test_a_reader_that_stalls_loses_the_connection(
     await asyncio.wait_for(fake.closed.wait(), 5)
     assert fake.in_flight == 0
     writer.transport.abort()
+
+
+async def test_a_reader_that_is_slow_keeps_the_connection(
+    http: Http, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "STALLED_S", 0.3)
+    # One event that takes the reader longer than STALLED_S, and more than the kernel's buffers hold.
+    text = "word " * 4_000_000
+    fake.script.texts = [text]
+    reader, writer = await raw_post(http, {**HELLO, "stream": True})
+    begin, size = time.monotonic(), 0
+    while part := await reader.read(2**18):
+        size += len(part)
+        if part.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            break
+        await asyncio.sleep(0.015)
+    assert size > len(text)
+    assert time.monotonic() - begin > 2 * sse.STALLED_S
+    writer.close()
 
 
 async def test_silence_is_filled_with_comments(http: Http, fake: FakeClient) -> None:

@@ -1,14 +1,15 @@
-"""Models, health, server_info, and what is no route."""
+"""Models, health, server_info, model_info, flush_cache, and what is no route."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ErrorInfo
+from engine.errors import ErrorInfo, OverloadedError, ProcessDiedError
+from engine.server import health
 from engine.server.error_body import error_body
 from engine.server.info import SHOWN_OPTIONS
-from tests.support.fake_client import FakeClient, FakeHealth
+from tests.support.fake_client import FakeClient, FakeHealth, Script
 from tests.unit.server.support import CHAT, HELLO, Http, expect_error, post
 
 CARD = {
@@ -48,6 +49,66 @@ async def test_health(http: Http, fake: FakeClient) -> None:
     assert not fake.asked
 
 
+async def test_health_generate_really_generates(http: Http, fake: FakeClient) -> None:
+    response = await http.get("/health_generate")
+    assert (response.status, await response.json()) == (200, {"status": "ok"})
+    (ask,) = fake.asked
+    assert ask.label.startswith("HEALTH_CHECK_")
+    assert ask.sampling.max_tokens == 1
+    assert fake.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(hang_before_accept=True),
+        Script(texts=[], hang_after_texts=True),
+        Script(refuse=OverloadedError("The queue is full.")),
+        Script(fail=ProcessDiedError("The scheduler ended.")),
+    ],
+)
+async def test_health_generate_without_a_token(
+    http: Http, fake: FakeClient, monkeypatch: pytest.MonkeyPatch, script: Script
+) -> None:
+    monkeypatch.setattr(health, "GENERATE_TIMEOUT_S", 0.1)
+    fake.script = script
+    await expect_error(await http.get("/health_generate"), 503, None, "No token came")
+    assert fake.in_flight == 0
+
+
+async def test_health_generate_before_the_model_is_ready(http: Http, fake: FakeClient) -> None:
+    fake.state = "starting"
+    await expect_error(await http.get("/health_generate"), 503, None, "starting")
+    assert not fake.asked
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_flush_cache(http: Http, method: str) -> None:
+    response = await http.request(method, "/flush_cache")
+    assert (response.status, await response.json()) == (200, {"success": True, "pages": 12})
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+async def test_model_info(http: Http, fake: FakeClient, path: str) -> None:
+    body = await (await http.get(path)).json()
+    assert body == {
+        "model": "org/tiny",
+        "model_path": "/models/tiny",
+        "tokenizer_path": "/models/tiny",
+        "is_generation": True,
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 1000,
+        "context_length": 512,
+        "weight_version": "default",
+        "preferred_sampling_params": None,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
+    fake.state, fake.model = "starting", None
+    body = await (await http.get(path)).json()
+    assert (body["model"], body["model_path"], body["vocab_size"]) == ("org/tiny", None, None)
+
+
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 async def test_server_info(http: Http, fake: FakeClient, path: str) -> None:
     body = await (await http.get(path)).json()
@@ -75,8 +136,8 @@ async def test_routes_before_the_model_is_known(http: Http, fake: FakeClient) ->
     await expect_error(response, 503, None, "starting")
 
 
-def test_the_whitelist_names_real_options() -> None:
-    assert set(SHOWN_OPTIONS) <= set(EngineConfig().flat())
+def test_the_whitelist_names_every_option_but_the_key() -> None:
+    assert set(SHOWN_OPTIONS) == set(EngineConfig().flat()) - {"api_key"}
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/%ff", "/" + "x" * 3000])

@@ -1,0 +1,215 @@
+"""GET /metrics: what has happened so far (counters, histograms) and how things stand (gauges), for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import engine
+from engine.errors import EngineError, UnavailableError
+from engine.ipc.messages import Ended, Finish, Stats
+from engine.server.keys import CLIENT, CLIENT_GONE, METRICS
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient, Health
+
+STATS_TIMEOUT_S = 1.0
+"""A scrape waits this long for the scheduler's counts and goes on without them."""
+
+OUTCOMES = {
+    Finish.STOP_TOKEN: "stop",
+    Finish.STOP_STRING: "stop",
+    Finish.LENGTH: "length",
+    Finish.ABORT: "abort",
+}
+REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Metrics:
+    """One application's metrics. An observer of its EngineClient: told of every request's end."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._gauges = _Snapshot()
+        self._registry.register(self._gauges)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...] = REQUEST_SECONDS) -> Histogram:
+            return Histogram(f"engine_{name}_seconds", text, buckets=buckets, registry=self._registry)
+
+        self._requests = Counter(
+            "engine_requests",
+            "Ended requests by outcome (stop, length, abort, error, gone) and HTTP status.",
+            ("outcome", "status"),
+            registry=self._registry,
+        )
+        self._responses = Counter(
+            "engine_http_responses",
+            "HTTP responses by route and status (499: the client went away).",
+            ("route", "status"),
+            registry=self._registry,
+        )
+        self._tokenize = seconds("tokenize_time", "From arrival to token ids.")
+        self._queue = seconds("queue_time", "From the queue into the running batch.")
+        self._prefill = seconds("prefill_time", "From the running batch to the first token.")
+        self._first_token = seconds("time_to_first_token", "From arrival to the first token.")
+        self._per_token = seconds(
+            "time_per_output_token", "Mean of one request between two of its tokens.", TOKEN_SECONDS
+        )
+        self._latency = seconds("request_latency", "From arrival to the last token.")
+
+    # -- the client's observer ------------------------------------------------------------------------------------
+
+    def on_ended(self, label: str, ended: Ended) -> None:
+        """Count a request that came to its end."""
+        self._requests.labels(OUTCOMES.get(ended.finish, "error"), "200").inc()
+        stamps = ended.stamps
+        _observe(self._tokenize, stamps.arrived, stamps.tokenized)
+        _observe(self._queue, stamps.queued, stamps.first_scheduled)
+        _observe(self._prefill, stamps.first_scheduled, stamps.first_token)
+        _observe(self._first_token, stamps.arrived, stamps.first_token)
+        _observe(self._per_token, stamps.first_token, stamps.sent, ended.num_tokens - 1)
+        _observe(self._latency, stamps.arrived, stamps.sent)
+
+    def on_error(self, label: str, error: EngineError) -> None:
+        """Count a request that was refused or failed."""
+        self._requests.labels("error", str(error.status)).inc()
+
+    def on_gone(self, label: str) -> None:
+        """Count a request whose client went away."""
+        self._requests.labels("gone", str(CLIENT_GONE)).inc()
+
+    # -- the HTTP front -------------------------------------------------------------------------------------------
+
+    def on_response(self, route: str, status: int) -> None:
+        """Count a response; `route` is the matched pattern, never a client's path."""
+        self._responses.labels(route, str(status)).inc()
+
+    def render(self, model: str, health: Health, stats: Stats | None) -> bytes:
+        """Everything in the text format. Without `stats` the scheduler's gauges are absent, not stale."""
+        self._gauges.take(model, health, stats)
+        return generate_latest(_WithoutCreated(self._registry))
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Answers 200 within about STATS_TIMEOUT_S, whatever the engine does."""
+    client = request.app[CLIENT]
+    body = request.app[METRICS].render(client.model_name, client.health(), await _stats(client))
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})
+
+
+async def _stats(client: EngineClient) -> Stats | None:
+    try:
+        return await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
+    except (UnavailableError, TimeoutError):
+        return None
+
+
+def _observe(histogram: Histogram, since: int, until: int, parts: int = 1) -> None:
+    """Nanoseconds between two stamps, in seconds per part; stamps that are 0 were never reached."""
+    if since and until >= since and parts > 0:
+        histogram.observe((until - since) / 1e9 / parts)
+
+
+class _WithoutCreated(Collector):
+    """The library's counters and histograms without a sample of their own for when each began."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _Snapshot(Collector):
+    """Health and the scheduler's counts as of the last `take`."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._health: Health | None = None
+        self._stats: Stats | None = None
+        self._totals = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "retractions": 0}
+        self._last = dict(self._totals)
+
+    def take(self, model: str, health: Health, stats: Stats | None) -> None:
+        self._model, self._health, self._stats = model, health, stats
+        if stats is None:
+            return
+        for name, last in self._last.items():
+            now = getattr(stats, name)
+            # A scheduler that was started again counts from 0; the totals go on.
+            self._totals[name] += now - last if now >= last else now
+            self._last[name] = now
+
+    def collect(self) -> Iterable[Metric]:
+        if self._health is None:
+            return
+        yield InfoMetricFamily(
+            "engine_build", "Version and served model.", {"version": engine.__version__, "model": self._model}
+        )
+        yield GaugeMetricFamily("engine_up", "1 while /health says 200.", int(self._health.ok))
+        yield from self._processes(self._health)
+        for name, text, key in (
+            ("prompt_tokens", "Prompt tokens of requests that started.", "prompt_tokens"),
+            ("cached_tokens", "Prompt tokens that came from the prefix cache.", "cached_tokens"),
+            ("generation_tokens", "Tokens generated.", "output_tokens"),
+            ("retractions", "Running requests put back into the queue to free memory.", "retractions"),
+        ):
+            yield CounterMetricFamily(f"engine_{name}", text, self._totals[key])
+        if self._stats is not None:
+            yield from self._scheduler(self._stats)
+
+    def _processes(self, health: Health) -> Iterable[Metric]:
+        up = GaugeMetricFamily("engine_process_up", "1 while a process is loaded and serving.", labels=["process"])
+        age = GaugeMetricFamily(
+            "engine_process_heartbeat_age_seconds", "Since a process last gave a sign of life.", labels=["process"]
+        )
+        for process in health.processes:
+            name = str(process.get("name", ""))
+            up.add_metric([name], int(bool(process.get("up", False))))
+            seconds = process.get("heartbeat_age_s")
+            if isinstance(seconds, int | float):
+                age.add_metric([name], max(seconds, 0.0))
+        yield up
+        yield age
+
+    def _scheduler(self, stats: Stats) -> Iterable[Metric]:
+        pages = GaugeMetricFamily("engine_kv_pages", "KV pages by owner; they add up to the pool.", labels=["state"])
+        for state in ("free", "tree", "tail", "in_flight"):
+            pages.add_metric([state], getattr(stats, f"pages_{state}"))
+        yield pages
+        total = max(stats.pages_total, 1)
+        for name, text, value in (
+            ("running_requests", "Requests in the running batch.", stats.running),
+            ("waiting_requests", "Requests in the queue.", stats.waiting),
+            ("kv_pool_pages", "KV pages of the pool.", stats.pages_total),
+            (
+                "kv_usage_ratio",
+                "Share of KV pages that are not free; cached prefixes count, though they go when memory is needed.",
+                (stats.pages_total - stats.pages_free) / total,
+            ),
+            (
+                "cache_hit_ratio",
+                "Share of prompt tokens that came from the prefix cache, since the scheduler's start.",
+                stats.cached_tokens / max(stats.prompt_tokens, 1),
+            ),
+            ("scheduler_step", "Steps since the scheduler's start.", stats.step),
+            ("audit_errors", "Pages found without a rightful owner and put right.", stats.audit_errors),
+        ):
+            yield GaugeMetricFamily(f"engine_{name}", text, value)
