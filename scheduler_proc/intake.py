@@ -44,7 +44,7 @@ class Intake:
         if wanted is not None and wanted > room:
             raise ContextLengthError(
                 f"The prompt has {len(prompt)} tokens and max_tokens is {wanted}, together {len(prompt) + wanted}; "
-                f"{self._limit()}. Lower max_tokens to {room} or leave it out.",
+                f"{self._limit()}. Lower max_tokens to {room} at most.",
                 param="max_tokens",
             )
         self._num_arrived += 1

@@ -44,7 +44,7 @@ class Choices:
                 source,
                 samplings[index % call.n],
                 stream=call.stream,
-                label=label if call.num_answers == 1 else f"{label}-{index}",
+                label=label,
                 cache_salt=call.cache_salt,
                 priority=call.priority,
                 echo=call.echo and not isinstance(source, TextInput),

@@ -113,8 +113,8 @@ async def test_labels(http: Http, fake: FakeClient) -> None:
     response = await complete(http, {"prompt": ["a", "b"], "n": 2}, **{"x-request-id": "trace"})
     assert [asked.label for asked in fake.asked] == [
         "mine",
-        *("mine-0", "mine-1", "mine-2"),
-        *("trace-0", "trace-1", "trace-2", "trace-3"),
+        *["mine"] * 3,
+        *["trace"] * 4,
     ]
 
 
