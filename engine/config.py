@@ -89,6 +89,11 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     skip_server_warmup: Annotated[bool, Meta(description="Report healthy without the warm-up request.")] = False
 
+    def __repr__(self) -> str:
+        """Everything but the key: what is printed may end in a log."""
+        shown = msgspec.structs.asdict(self) | {"api_key": None if self.api_key is None else "***"}
+        return f"HttpOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Batches and memory."""
