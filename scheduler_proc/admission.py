@@ -48,7 +48,7 @@ class Admission:
         self.max_rows = _max_rows(options)
         self._eos_ids = eos_ids
         self._retract = retract
-        self._order = make_order(options.policy, self._cached, self._overtaken, options.seed)
+        self._order = make_order(options.policy, self._cached, self._overtaken, options.seed, lambda: self.num_admitted)
         self._forecast: Forecast | None = None
         """Of the running batch, within one round of admissions."""
         self._blocked_at: tuple[int, int, int] | None = None
@@ -97,6 +97,8 @@ class Admission:
         for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
             if not self._may_start():
                 break
+            if request.request not in self.waiting:
+                continue
             self.admitting = request
             if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
                 continue
@@ -123,8 +125,8 @@ class Admission:
         except Exception:
             cache.let_go(lock)
             raise
-        del self.waiting[request.request]
         cache.begin(slot, match, lock)
+        del self.waiting[request.request]
         if self._forecast is not None:
             self._forecast.add(request.num_known, self._rest_of(request), cached // cache.page_size)
         self.prefilling.append(slot)

@@ -6,7 +6,7 @@ first, whatever the policy thinks of them. Cache-aware policies look at the firs
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -31,8 +31,17 @@ class CachedPrefix(Protocol):
 Order = Callable[[Sequence[Request]], list[Request]]
 
 
-def make_order(name: str, cached: CachedPrefix, overtaken: Callable[[Request], int], seed: int) -> Order:
-    """The policy called `name`: fcfs, lpm, lof, dfs-weight, random or priority."""
+def make_order(
+    name: str,
+    cached: CachedPrefix,
+    overtaken: Callable[[Request], int],
+    seed: int,
+    num_admitted: Callable[[], int] = lambda: 0,
+) -> Order:
+    """The policy called `name`: fcfs, lpm, lof, dfs-weight, random or priority.
+
+    seed, num_admitted (requests admitted so far): what `random` draws from, besides a request's own arrival.
+    """
     if name == "lpm":
         return lambda waiting: _aged(waiting, overtaken, lambda some: _by_cached(some, cached))
     if name == "dfs-weight":
@@ -42,8 +51,7 @@ def make_order(name: str, cached: CachedPrefix, overtaken: Callable[[Request], i
             waiting, overtaken, lambda some: sorted(some, key=lambda r: (-r.max_output, r.arrival))
         )
     if name == "random":
-        draw = random.Random(seed)
-        return lambda waiting: _aged(waiting, overtaken, lambda some: draw.sample(some, len(some)))
+        return lambda waiting: _aged(waiting, overtaken, lambda some: _drawn(some, seed, num_admitted()))
     if name == "priority":
         return lambda waiting: sorted(waiting, key=lambda r: (-effective_priority(r, overtaken(r)), r.arrival))
     return lambda waiting: sorted(waiting, key=lambda r: r.arrival)
@@ -61,6 +69,15 @@ def _aged(waiting: Sequence[Request], overtaken: Callable[[Request], int], order
     return old + order(young[:LOOKED_AT]) + young[LOOKED_AT:]
 
 
+def _drawn(waiting: Sequence[Request], seed: int, num_admitted: int) -> list[Request]:
+    """A random order that stays until somebody is admitted, however often it is looked at."""
+
+    def rank(request: Request) -> bytes:
+        return hashlib.blake2b(f"{seed} {num_admitted} {request.arrival}".encode(), digest_size=8).digest()
+
+    return sorted(waiting, key=rank)
+
+
 def _by_cached(waiting: Sequence[Request], cached: CachedPrefix) -> list[Request]:
     return sorted(waiting, key=lambda r: (-cached(r)[0], r.arrival))
 
@@ -74,8 +91,9 @@ def _depth_first(waiting: Sequence[Request], cached: CachedPrefix) -> list[Reque
     children: dict[int, list[int]] = {}
     weight: dict[int, int] = {}
     roots: list[int] = []
-    for request in waiting:
-        node = cached(request)[1]
+    # A look-up may split nodes: only when all are done do the branches stay as they are.
+    ends = [cached(request)[1] for request in waiting]
+    for request, node in zip(waiting, ends, strict=True):
         at.setdefault(id(node), []).append(request)
         child: int | None = None
         while node is not None:

@@ -122,3 +122,18 @@ def test_nobody_is_preempted_if_it_would_not_suffice(tmp_path: Path) -> None:
     assert harness.planner.num_retractions == 0
     assert 99 in harness.planner.admission.waiting
     harness.run()
+
+
+def test_depth_first_order_names_everybody_once_though_looking_splits_nodes(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, num_pages=64, page_size=16, max_len=512, policy="dfs-weight")
+    shared = list(range(3, 67))
+    harness.add(1, shared, max_tokens=1)
+    harness.run()
+    # The first and the last end at the same node, which the second one's look-up cuts in two.
+    harness.add(2, [*shared, 900, 901], max_tokens=6)
+    harness.add(3, [*shared[:32], 902, 903], max_tokens=6)
+    harness.add(4, [*shared, 904, 905], max_tokens=6)
+    harness.run()
+    assert not harness.errors
+    assert set(harness.finish) == {1, 2, 3, 4}
+    assert harness.slots.num_free == harness.slots.num_slots
