@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from detokenizer_proc.logprobs import token_logprobs
 from detokenizer_proc.text import TextStream
+from engine.errors import InternalError
 from engine.ipc.messages import (
     Accepted,
     Ended,
@@ -34,6 +36,8 @@ from engine.ipc.messages import (
 
 log = logging.getLogger(__name__)
 
+KEPT_DELTAS = 256
+"""Deltas kept of a request: a front misses one when the next comes, so it asks for the last few."""
 UNSTREAMED_EVERY = 64
 """Tokens between two deltas of a request nobody streams."""
 
@@ -50,8 +54,8 @@ class _Open(msgspec.Struct, eq=False):
     every: int
     cached_tokens: int
     stamps: Stamps
-    sent: list[TextDelta]
-    """What the front was given in this attempt, for a resend."""
+    sent: deque[TextDelta]
+    """What the front was given last, for a resend."""
 
 
 class Streams:
@@ -100,6 +104,10 @@ class Streams:
         state = self._open.get(message.request)
         if state is None or state.opened.attempt != message.attempt:
             return
+        if not state.sent or state.sent[0].first_token > message.first_token:
+            error = InternalError("A part of this request's output was lost.").info()
+            self._fail(Failed(message.request, message.attempt, state.opened.front, error))
+            return
         deltas = self._outputs[state.opened.front].deltas
         deltas.extend(delta for delta in state.sent if delta.first_token >= message.first_token)
 
@@ -111,7 +119,9 @@ class Streams:
             text.push(token)
         text.take()
         every = 1 if opened.stream else UNSTREAMED_EVERY
-        self._open[opened.request] = _Open(opened, text, len(known), [], [], every, 0, opened.stamps, [])
+        self._open[opened.request] = _Open(
+            opened, text, len(known), [], [], every, 0, opened.stamps, deque(maxlen=KEPT_DELTAS)
+        )
         prompt = None if opened.echo is None else self._text_of(opened.echo, skipped)
         opened.echo = None
         accepted = Accepted(opened.request, opened.attempt, opened.num_prompt_tokens, prompt)

@@ -105,6 +105,14 @@ class RequestTimeoutError(EngineError):
     code = "request_timeout"
 
 
+class SlowBodyError(EngineError):
+    """The client began a request body and did not go on."""
+
+    status = 408
+    type = "timeout_error"
+    code = "slow_body"
+
+
 class SlowReaderError(EngineError):
     """The client did not read its answer: too much or for too long waited for it."""
 

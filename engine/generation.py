@@ -45,6 +45,7 @@ class Generation:
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._is_read = False
         self._unread_bytes = 0
         self._unread_since = 0.0
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -65,6 +66,7 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """Yield output until the request has ended; raises EngineError if it ended with an error."""
+        self._is_read = True
         while True:
             if self._ids or self._text:
                 delta = Delta("".join(self._text), self._ids, self._logprobs)
@@ -124,7 +126,12 @@ class Generation:
         return None
 
     def unread_too_much(self, delta: TextDelta, now_s: float) -> bool:
-        """Count a delta that has just come; True if the reader has left too much, or anything for too long."""
+        """Count a delta that has just come; True if the reader has left too much, or anything for too long.
+
+        Only what comes while the reader is held up elsewhere counts, by its client: not what it is about to take.
+        """
+        if not self._is_read or self._waiter is not None:
+            return False
         if self._unread_bytes == 0:
             self._unread_since = now_s
         self._unread_bytes += len(delta.text) + len(delta.token_ids)

@@ -49,6 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """The stop string that ends the text stays in it."""
     logprobs: int = -1
     """Alternatives reported with each output token's logprob; 0: its own only; -1: no logprobs."""
+    may_shorten: bool = False
+    """max_tokens is only a default: where less fits, less will do."""
     prompt_logprobs_from: int = -1
     """First prompt token whose logprob is reported (the prompt's first token has none to report); -1: none."""
 

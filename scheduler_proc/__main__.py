@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from engine.errors import EngineError
@@ -12,7 +13,7 @@ from engine.ipc.peers import announce, connect
 from engine.ipc.sockets import Puller, context
 from scheduler_proc.build import build
 from scheduler_proc.process import Inbox, Scheduler
-from scheduler_proc.record import Header, Recorder, RecordingDevice, RecordingInbox
+from scheduler_proc.record import Header, Recorder, RecordingDevice, RecordingInbox, TurnClock
 
 
 def main() -> int:
@@ -21,12 +22,14 @@ def main() -> int:
     layout, hello = child.layout, child.hello()
     try:
         inbox: Inbox = Puller(ctx, layout.address(child.name), ToScheduler, hello)
-        workload, device = build(child.config, child.model, heartbeat.touch)
+        record, turn_clock = child.config.scheduler.record, TurnClock()
+        clock = time.monotonic if record is None else turn_clock
+        workload, device = build(child.config, child.model, heartbeat.touch, clock)
         fronts = list(connect(ctx, child, "front").values())
         (detokenizer,) = connect(ctx, child, "detokenizer").values()
-        if child.config.scheduler.record is not None:
+        if record is not None:
             num_tokens = workload.cache.pools[0].num_pages * workload.cache.page_size
-            recorder = Recorder(Path(child.config.scheduler.record), Header(child.config, child.model, num_tokens))
+            recorder = Recorder(Path(record), Header(child.config, child.model, num_tokens), turn_clock)
             inbox, device = RecordingInbox(inbox, recorder), RecordingDevice(device, recorder)
         scheduler = Scheduler(workload, device, inbox, detokenizer, list(fronts), heartbeat, child.config.overlap_depth)
         facts: dict[str, str | int | float] = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_proc.cache.groups import Node
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.estimate import OutputEstimate
 from scheduler_proc.forecast import Forecast
@@ -20,6 +23,19 @@ MOST_PREFILLING = 8
 """Prompts that share a step before later ones must wait for tokens to be left over."""
 SHARED_PREFIX = 32
 """A request waits for one just admitted if it can take over at least so many more tokens from it."""
+LOOK_UP_TOKENS = 1000
+"""Longer requests are looked up in a changing tree only every second, third, ... step: looking costs by the token."""
+MOST_LEFT = 4096
+"""Requests that left the queue, remembered one by one."""
+
+
+class _Seen(NamedTuple):
+    """What of a waiting request was cached, at a version of the tree; still good enough before step `due`."""
+
+    version: int
+    due: int
+    num_tokens: int
+    node: Node | None
 
 
 class Admission:
@@ -51,42 +67,102 @@ class Admission:
         self._order = make_order(options.policy, self._cached, self._overtaken, options.seed, lambda: self.num_admitted)
         self._forecast: Forecast | None = None
         """Of the running batch, within one round of admissions."""
-        self._blocked_at: tuple[int, int, int] | None = None
-        """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes."""
+        self._blocked_at: tuple[int, int, int | None] | None = None
+        """What admission depends on, as it was when nobody could be admitted: nothing to try until it changes.
+
+        None for the pages: the first one found no slot, nor anybody to take one from; pages would not help.
+        """
+        self._blocked: Request | None = None
+        """The first in the order then, which could not be admitted."""
         self._changes = 0
+        self._left: list[int] = []
+        """Arrivals, sorted, of those that left the queue without being admitted, while others wait."""
+        self._seen: dict[int, _Seen] = {}
+        """What the order knows of waiting requests, by number."""
+        self._awaited: dict[int, tuple[Request, int]] = {}
+        """Whose prefill a waiting request waits for, by its number, and how many tokens they share."""
 
     @property
     def num_queued(self) -> int:
         """Waiting requests, but for those that have only just come and will find a slot in the next step."""
-        blocked = self._blocked_at == self._circumstances()
-        return max(0, len(self.waiting) - (0 if blocked else self.slots.num_free))
+        if self._is_blocked or not self._may_start():
+            return len(self.waiting)
+        return max(0, len(self.waiting) - self._num_takeable)
+
+    @property
+    def _num_takeable(self) -> int:
+        """Slots that are free and may be used."""
+        return max(0, min(self.slots.num_free, self.max_rows - self.slots.num_used))
 
     def changed(self) -> None:
         """Somebody came or went: who did not fit may fit now."""
         self._changes += 1
 
     def add(self, request: Request) -> None:
-        request.ahead = self.num_admitted + len(self.waiting)
+        """Queue a request, a new one or one that was retracted."""
+        num_before = len(self.waiting)
+        if request.num_retractions:
+            num_before = sum(other.arrival < request.arrival for other in self.waiting.values())
+        request.ahead = self.num_admitted + num_before + bisect_left(self._left, request.arrival)
         self.waiting[request.request] = request
-        self._changes += 1
-
-    def remove(self, request: Request) -> None:
-        if self.waiting.pop(request.request, None) is not None:
+        if not self._stands_behind_blocked(request):
             self._changes += 1
 
-    def _overtaken(self, request: Request) -> int:
-        """Admissions since it was queued, beyond those of the requests that waited before it."""
-        return max(0, self.num_admitted - request.ahead)
+    def remove(self, request: Request) -> None:
+        """A request leaves the queue for good; no news if it is not there."""
+        if self.waiting.pop(request.request, None) is None:
+            return
+        self._changes += 1
+        insort(self._left, request.arrival)
+        self._forget(request)
+        if len(self._left) > MOST_LEFT:
+            for other in self.waiting.values():
+                other.ahead -= bisect_left(self._left, other.arrival)
+            self._left.clear()
 
-    def _cached(self, request: Request) -> tuple[int, object]:
-        match = self.cache.match(request)
-        return (0, None) if match is None else (match.num_tokens, match.node)
+    def _forget(self, request: Request) -> None:
+        """A request has left the queue."""
+        self._seen.pop(request.request, None)
+        self._awaited.pop(request.request, None)
+        if not self.waiting:
+            self._left.clear()
+
+    def _stands_behind_blocked(self, request: Request) -> bool:
+        """Whether the order has it behind the one that could not be admitted: it changes nothing for that one."""
+        blocked = self._blocked
+        if blocked is None or blocked.request not in self.waiting or self.options.policy not in ("fcfs", "priority"):
+            return False
+        if self.options.policy == "priority":
+            mine = effective_priority(request, self._overtaken(request))
+            theirs = effective_priority(blocked, self._overtaken(blocked))
+            if mine != theirs:
+                return mine < theirs
+        return request.arrival > blocked.arrival
+
+    def _overtaken(self, request: Request) -> int:
+        """Admissions since it was queued, beyond those of the requests that waited before it and did not leave."""
+        num_left = bisect_left(self._left, request.arrival) if self._left else 0
+        return max(0, self.num_admitted + num_left - request.ahead)
+
+    def _cached(self, request: Request) -> tuple[int, Node | None]:
+        """What is cached of a waiting request, or was a moment ago: what the order goes by."""
+        cache = self.cache
+        if cache.tree is None:
+            return 0, None
+        seen = self._seen.get(request.request)
+        if seen is None or (seen.version != cache.tree.version and seen.due <= cache.last_collected):
+            num_tokens, node = cache.look_up(request)
+            pause = request.num_known // LOOK_UP_TOKENS
+            # Those that came together do not all come due together.
+            due = cache.last_collected + pause + request.arrival % (pause + 1)
+            seen = self._seen[request.request] = _Seen(cache.tree.version, due, num_tokens, node)
+        return seen.num_tokens, seen.node
 
     def admit(self, now_ns: int) -> None:
         """Move waiting requests into slots while slots, pages and the step's tokens last."""
-        if self._blocked_at == self._circumstances():
+        if self._is_blocked:
             return
-        if not self._may_start() or not (self.slots.num_free or self.options.policy == "priority"):
+        if not self._may_start() or not (self._num_takeable or self.options.policy == "priority"):
             return
         fresh: dict[bytes, list[Request]] = {}
         for slot in self.prefilling:
@@ -94,6 +170,7 @@ class Admission:
             assert occupant is not None
             fresh.setdefault(occupant.first_page, []).append(occupant)
         self._forecast = None
+        self._blocked_at = self._blocked = None
         for request in self._order(list(self.waiting.values()))[:LOOKED_AT]:
             if not self._may_start():
                 break
@@ -103,13 +180,26 @@ class Admission:
             if self._waits_for_prefix(request, fresh.get(request.first_page, ())):
                 continue
             if not (self._has_slot(request) and self._try_admit(request, now_ns)):
-                self._blocked_at = self._circumstances()
+                self._block(request)
                 break
             fresh.setdefault(request.first_page, []).append(request)
         self.admitting = None
 
-    def _circumstances(self) -> tuple[int, int, int]:
-        return self._changes, self.slots.version, self.cache.available(0)
+    @property
+    def _is_blocked(self) -> bool:
+        """Nothing has changed since nobody could be admitted."""
+        at = self._blocked_at
+        if at is None or at[:2] != (self._changes, self.slots.version):
+            return False
+        return at[2] is None or at[2] == self.cache.available(0)
+
+    def _block(self, request: Request) -> None:
+        """The first in the order cannot be admitted: nobody is tried until something changes."""
+        only_slots = not self._num_takeable
+        if only_slots and self.options.policy == "priority":
+            only_slots = not self._victims_for(request)
+        pages = None if only_slots else self.cache.available(0)
+        self._blocked_at, self._blocked = (self._changes, self.slots.version, pages), request
 
     def _try_admit(self, request: Request, now_ns: int) -> bool:
         """Give a request a slot if memory is expected to last; else change nothing."""
@@ -120,13 +210,17 @@ class Admission:
         if not (self._fits(request, cached) or self._make_way(request, cached)):
             cache.let_go(lock)
             return False
+        slot = -1
         try:
             slot = slots.join(request, self._eos_ids, cached)
+            cache.begin(slot, match, lock)
         except Exception:
+            if slot >= 0:
+                slots.leave(slot)
             cache.let_go(lock)
             raise
-        cache.begin(slot, match, lock)
         del self.waiting[request.request]
+        self._forget(request)
         if self._forecast is not None:
             self._forecast.add(request.num_known, self._rest_of(request), cached // cache.page_size)
         self.prefilling.append(slot)
@@ -195,6 +289,11 @@ class Admission:
         """
         if self.cache.tree is None:
             return False
+        awaited = self._awaited.get(request.request)
+        if awaited is not None:
+            if self._goes_on_for(*awaited):
+                return True
+            del self._awaited[request.request]
         mine: int | None = None
         for other in fresh:
             length = min(len(other.keys), len(request.keys) - 1)
@@ -206,17 +305,24 @@ class Admission:
             if mine is None:
                 mine = self._cached(request)[0]
             if shared - mine >= SHARED_PREFIX:
+                self._awaited[request.request] = other, shared
                 return True
         return False
 
+    def _goes_on_for(self, other: Request, shared: int) -> bool:
+        """Whether a request still computes a good part of the `shared` tokens that somebody wants to take over."""
+        if other.slot < 0 or self.slots.state[other.slot] != SlotState.PREFILL:
+            return False
+        return shared - self.cache.num_shared(other.slot) >= SHARED_PREFIX
+
     def _has_slot(self, request: Request) -> bool:
         """A slot is free, or the least important occupant made way for somebody far more important."""
-        if self.slots.num_free and self.slots.num_used < self.max_rows:
+        if self._num_takeable:
             return True
         if self.options.policy != "priority":
             return False
         victims = self._victims_for(request)
-        if not victims or not self._would_fit(request, self._cached(request)[0], victims):
+        if not victims or not self._would_fit(request, self.cache.look_up(request)[0], victims):
             return False
         self._retract_slot(victims[0])
         return True
@@ -239,6 +345,26 @@ class Admission:
         slots, rows = self.slots, self.prefilling
         rest = np.minimum(slots.prefill_end[rows] - slots.planned[rows], self.options.chunk_tokens)
         return rest.tolist()
+
+    def audit(self, requests: dict[int, Request]) -> list[str]:
+        """One line for each of `requests`, all there are, that is not in exactly one place, and for strangers there."""
+        slots = self.slots
+        problems = []
+        occupants = {slot: request for slot, request in enumerate(slots.occupant) if request is not None}
+        if sorted(occupants) != slots.used().tolist() or len(occupants) != slots.num_used:
+            problems.append(f"{len(occupants)} slots have an occupant, {slots.num_used} are in use")
+        for slot, request in occupants.items():
+            if request.slot != slot:
+                problems.append(f"slot {slot}: its occupant {request.request} is in slot {request.slot}")
+            if requests.get(request.request) is not request:
+                problems.append(f"slot {slot}: its occupant {request.request} has ended")
+        for number, request in requests.items():
+            if (number in self.waiting) == (request.slot >= 0 and occupants.get(request.slot) is request):
+                problems.append(f"request {number}: not in one place, queue or slot")
+        problems += [f"request {number}: waits, but has ended" for number in self.waiting if number not in requests]
+        if any(occupants.get(slot) is None for slot in self.prefilling):
+            problems.append("a free slot is in its prefill")
+        return problems
 
     def _may_start(self) -> bool:
         """Whether another prompt would move in the next step: there are tokens left, or the others can make room."""

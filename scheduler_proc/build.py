@@ -47,9 +47,14 @@ def context_length(config: EngineConfig, model: ModelFiles) -> int:
 
 
 def build(
-    config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None] = lambda: None
+    config: EngineConfig,
+    model: ModelFiles,
+    on_layer: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[GenerateWorkload, Device]:
     """Load the model, take the memory, return what the loop needs. `on_layer` is called amid long steps.
+
+    clock: seconds, what pins end by.
 
     Raises EngineError when options, model files or memory do not allow it.
     """
@@ -59,7 +64,7 @@ def build(
             num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
         else:
             device, num_tokens = _model_device(config, model, on_layer)
-        return build_workload(config, model, num_tokens, device.pages_freed), device
+        return build_workload(config, model, num_tokens, device.pages_freed, clock), device
     except (MemoryError, OverflowError, RuntimeError, OSError) as error:
         raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
 
@@ -110,6 +115,16 @@ def build_workload(
             seed=options.random_seed,
         ),
     )
+    max_rows = planner.admission.max_rows
+    if max_rows < options.max_running_requests:
+        log.warning(
+            "event=fewer_running_requests asked=%d most=%d reason=--chunked-prefill-size %d lets no more of them move "
+            "within --max-step-gap %d",
+            options.max_running_requests,
+            max_rows,
+            options.chunked_prefill_size,
+            options.max_step_gap,
+        )
     return GenerateWorkload(
         slots,
         cache,

@@ -41,6 +41,8 @@ class Intake:
                 f"The prompt has {len(prompt)} tokens; {self._limit()}. Send a shorter prompt.", param="messages"
             )
         wanted = message.sampling.max_tokens
+        if wanted is not None and message.sampling.may_shorten and message.sampling.min_tokens <= room:
+            wanted = min(wanted, room)
         if wanted is not None and wanted > room:
             raise ContextLengthError(
                 f"The prompt has {len(prompt)} tokens and max_tokens is {wanted}, together {len(prompt) + wanted}; "

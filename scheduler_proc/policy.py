@@ -7,9 +7,10 @@ first, whatever the policy thinks of them. Cache-aware policies look at the firs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from scheduler_proc.cache.groups import Node
 from scheduler_proc.request import Request
 
 LOOKED_AT = 128
@@ -23,8 +24,8 @@ PRIORITY_AGEING = 64
 class CachedPrefix(Protocol):
     """Looks a request up in the prefix cache; what somebody waits for counts as used."""
 
-    def __call__(self, request: Request) -> tuple[int, object]:
-        """Cached tokens, and the node where the match ends."""
+    def __call__(self, request: Request) -> tuple[int, Node | None]:
+        """Cached tokens, and the node within which they end; None without a cache."""
         ...
 
 
@@ -64,8 +65,10 @@ def effective_priority(request: Request, overtaken: int) -> int:
 
 def _aged(waiting: Sequence[Request], overtaken: Callable[[Request], int], order: Order) -> list[Request]:
     by_arrival = sorted(waiting, key=lambda r: r.arrival)
-    old = [r for r in by_arrival if overtaken(r) >= OVERTAKEN_LIMIT]
-    young = [r for r in by_arrival if overtaken(r) < OVERTAKEN_LIMIT]
+    old: list[Request] = []
+    young: list[Request] = []
+    for request in by_arrival:
+        (old if overtaken(request) >= OVERTAKEN_LIMIT else young).append(request)
     return old + order(young[:LOOKED_AT]) + young[LOOKED_AT:]
 
 
@@ -87,33 +90,55 @@ def _depth_first(waiting: Sequence[Request], cached: CachedPrefix) -> list[Reque
 
     Requests that share a long prefix come one after the other, so that it is in use while it is needed.
     """
-    at: dict[int, list[Request]] = {}
-    children: dict[int, list[int]] = {}
-    weight: dict[int, int] = {}
-    roots: list[int] = []
-    # A look-up may split nodes: only when all are done do the branches stay as they are.
-    ends = [cached(request)[1] for request in waiting]
-    for request, node in zip(waiting, ends, strict=True):
-        at.setdefault(id(node), []).append(request)
-        child: int | None = None
-        while node is not None:
-            key = id(node)
-            weight[key] = weight.get(key, 0) + 1
-            below = children.setdefault(key, [])
-            if child is not None and child not in below:
-                below.append(child)
-            child, node = key, getattr(node, "parent", None)
-        if child is not None and child not in roots:
-            roots.append(child)
+    at: dict[Node | None, list[tuple[int, Request]]] = {}
+    for request in waiting:
+        num_tokens, node = cached(request)
+        at.setdefault(node, []).append((num_tokens, request))
+    children, roots = _branches(node for node in at if node is not None)
+    weight: dict[Node, int] = {}
+    for node in reversed(_parents_first(children, roots)):
+        weight[node] = len(at.get(node, ())) + sum(weight[child] for child in children[node])
     ordered: list[Request] = []
-    stack = [(key, False) for key in sorted(roots, key=lambda key: weight[key])]
+    stack = [(node, False) for node in sorted(roots, key=weight.__getitem__)]
     while stack:
-        key, is_walked = stack.pop()
+        node, is_walked = stack.pop()
         if is_walked:
             # What ends at a node has less in the tree than what ends below it: it comes after.
-            ordered += sorted(at.get(key, ()), key=lambda r: r.arrival)
+            ordered += _by_length(at.get(node, ()))
             continue
-        stack.append((key, True))
-        stack += [(below, False) for below in sorted(children[key], key=lambda below: weight[below])]
-    ordered += [request for request in at.get(id(None), ()) if request not in ordered]
+        stack.append((node, True))
+        stack += [(child, False) for child in sorted(children[node], key=weight.__getitem__)]
+    return ordered + _by_length(at.get(None, ()))
+
+
+def _by_length(found: Sequence[tuple[int, Request]]) -> list[Request]:
+    return [request for _, request in sorted(found, key=lambda item: (-item[0], item[1].arrival))]
+
+
+def _branches(ends: Iterable[Node]) -> tuple[dict[Node, list[Node]], list[Node]]:
+    """The part of the tree above `ends`: each node's children in it, and its roots."""
+    children: dict[Node, list[Node]] = {}
+    roots = []
+    for end in ends:
+        node, child = end, None
+        while True:
+            is_known = node in children
+            below = children.setdefault(node, [])
+            if child is not None:
+                below.append(child)
+            if is_known:
+                break
+            if node.parent is None:
+                roots.append(node)
+                break
+            node, child = node.parent, node
+    return children, roots
+
+
+def _parents_first(children: dict[Node, list[Node]], roots: list[Node]) -> list[Node]:
+    ordered, stack = [], list(roots)
+    while stack:
+        node = stack.pop()
+        ordered.append(node)
+        stack += children[node]
     return ordered

@@ -33,6 +33,10 @@ IDLE_WAIT_S = 0.25
 """Longest sleep without work: how soon a stop is noticed and the heartbeat renewed."""
 BLOCKED_WAIT_S = 0.01
 """Longest sleep while requests exist but none can move."""
+AUDIT_EVERY_S = 5.0
+"""Least seconds between two audits of a large prefix tree: whoever comes meanwhile waits for it."""
+SMALL_TREE = 250
+"""Nodes that are audited within milliseconds, at every idle moment."""
 STATUS_EVERY_S = 10.0
 """Seconds between two status lines in the log while there is work."""
 
@@ -82,6 +86,7 @@ class Scheduler:
         self._heartbeat = heartbeat
         self._in_flight: deque[Handle] = deque()
         self._audited = True
+        self._last_audit = -AUDIT_EVERY_S
         self._last_status = time.monotonic()
         self._status_tokens = 0
 
@@ -132,14 +137,20 @@ class Scheduler:
         while not stopped():
             moved = self.turn()
             if self.idle:
-                if not self._audited:
-                    self.workload.audit_idle()
-                    self._audited = True
+                self._audit_if_due()
                 self._wait(IDLE_WAIT_S)
             elif not moved:
                 # Held-back ends wait for the detokenizer's word, not for the device.
                 self._wait(BLOCKED_WAIT_S)
             self._log_status()
+
+    def _audit_if_due(self) -> None:
+        """The audit after work, now or at a later idle moment."""
+        tree, now = self.workload.cache.tree, time.monotonic()
+        is_small = tree is None or tree.num_nodes <= SMALL_TREE
+        if not self._audited and (is_small or now - self._last_audit >= AUDIT_EVERY_S):
+            self.workload.audit_idle()
+            self._audited, self._last_audit = True, time.monotonic()
 
     def _wait(self, timeout_s: float) -> None:
         self._inbox.wait(timeout_s)

@@ -104,7 +104,7 @@ class GenerateWorkload:
         """Raise OverloadedError when as many wait as may."""
         if self.max_queued is None or self.planner.admission.num_queued < self.max_queued:
             return
-        num_waiting = len(self.planner.admission.waiting)
+        num_waiting = self.planner.admission.num_queued
         wait_s = self.ended.seconds_for(num_waiting + 1)
         raise OverloadedError(
             f"The queue is full: {num_waiting} requests wait (--max-queued-requests {self.max_queued}). "
@@ -414,7 +414,7 @@ class GenerateWorkload:
 
     def audit(self) -> list[str]:
         """Every page's owners rebuilt; empty = each page has exactly one. Counts what it finds."""
-        problems = self.cache.audit(self.slots.used())
+        problems = self.cache.audit(self.slots.used()) + self.planner.admission.audit(self.requests)
         if problems:
             self.audit_errors += len(problems)
             log.error("event=audit problems=%d first=%s", len(problems), "; ".join(problems[:8]))

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -51,7 +52,7 @@ def run(config: EngineConfig) -> int:
 def quiet_protocol_errors(record: logging.LogRecord) -> bool:
     """One line, no traceback, for a request that is broken as HTTP: its bytes are the client's, not ours to log."""
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError | zlib.error):
         record.msg, record.args = "event=bad_http error=%s", (type(error).__name__,)
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.WARNING, "WARNING"

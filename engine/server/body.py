@@ -10,11 +10,14 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from engine.errors import InvalidRequestError, PayloadTooLargeError
+from engine.errors import InvalidRequestError, PayloadTooLargeError, SlowBodyError
 from engine.server.error_body import shorten
 
 THREAD_BYTES = 256 * 1024
 """Bodies above this are decoded in a thread: the event loop serves everybody else meanwhile."""
+
+BODY_PAUSE_S = 30.0
+"""A client that sends nothing of its body for so long has lost its request."""
 
 T = TypeVar("T")
 
@@ -35,11 +38,13 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        while part := await request.content.readany():
+        while part := await asyncio.wait_for(request.content.readany(), BODY_PAUSE_S):
             size += len(part)
             if size > limit_bytes:
                 raise _too_large(limit_bytes)
             parts.append(part)
+    except TimeoutError:
+        raise SlowBodyError(f"Nothing of the request body came for {BODY_PAUSE_S:g} s.") from None
     except (web.RequestPayloadError, UnicodeError) as error:
         raise InvalidRequestError("The request body could not be read: its framing or encoding is broken.") from error
     return b"".join(parts)

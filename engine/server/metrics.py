@@ -53,7 +53,7 @@ class Metrics:
 
         self._requests = Counter(
             "engine_requests",
-            "Ended requests by outcome (stop, length, abort, error, gone) and HTTP status.",
+            "Ended requests by outcome (stop, length, abort, error, cancelled) and HTTP status.",
             ("outcome", "status"),
             registry=self._registry,
         )
@@ -91,7 +91,7 @@ class Metrics:
 
     def on_gone(self, label: str) -> None:
         """Count a request whose client went away."""
-        self._requests.labels("gone", str(CLIENT_GONE)).inc()
+        self._requests.labels("cancelled", str(CLIENT_GONE)).inc()
 
     # -- the HTTP front -------------------------------------------------------------------------------------------
 

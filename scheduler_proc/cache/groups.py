@@ -52,6 +52,7 @@ class Node:
         "busy_until",  # largest step that may still read these pages
         "children",  # first page of keys -> Node; None = leaf
         "created",  # tick
+        "detached",  # its keys lead here no more: what is here lives as long as its locks
         "end",  # tokens from the root to the end of this edge
         "hashes",  # 8 bytes a page; None until an event needs them
         "hits",  # matches that went through here
@@ -76,6 +77,7 @@ class Node:
         self.hits = 0
         self.busy_until = 0
         self.queued = 0
+        self.detached = False
         self.children: dict[bytes, Node] | None = None
         self.locks: list[int] | None = None
         self.starts: dict[tuple[int, int], int] | None = None

@@ -44,7 +44,8 @@ class KvCache:
         self.tables = tuple(PageTable(num_slots, max_pages) for _ in groups)
         self.newest_in_flight: int | None = None
         """Newest launched step whose result was not collected; None = the device is idle."""
-        self._collected = 0
+        self.last_collected = 0
+        """Newest step whose result was collected."""
         self._locks: list[Lock | None] = [None] * num_slots
         self._found = [0] * num_slots
         """Tokens of each slot that came from the tree when it began."""
@@ -98,7 +99,17 @@ class KvCache:
         """The longest cached prefix that a request may take; None without a tree."""
         if self.tree is None:
             return None
-        return self.tree.match(request.namespace, request.keys, request.most_cached)
+        return self.tree.match(request.namespace, request.keys, request.most_cached, hits=0)
+
+    def look_up(self, request: Request) -> tuple[int, Node | None]:
+        """Tokens of that prefix, and the node in which it ends, for comparison only."""
+        if self.tree is None:
+            return 0, None
+        return self.tree.look_up(request.namespace, request.keys, request.most_cached)
+
+    def num_shared(self, slot: int) -> int:
+        """Tokens of a slot's that are in the tree."""
+        return int(self.tables[0].shared[slot]) * self.page_size
 
     def hold(self, match: Match | None) -> Lock | None:
         """Keep a match from eviction while its admission is decided."""
@@ -110,12 +121,18 @@ class KvCache:
             self.tree.unlock(lock)
 
     def begin(self, slot: int, match: Match | None, lock: Lock | None) -> None:
-        """A new occupant of a slot starts from its match."""
+        """A new occupant of a slot starts from its match; an exception leaves the slot as it was."""
+        if match is not None and self.tree is not None:
+            try:
+                for table, pages in zip(self.tables, match.pages, strict=True):
+                    table.begin(slot, pages)
+            except Exception:
+                for table in self.tables:
+                    table.end(slot)
+                raise
+            self.tree.hit(match.node)
         self._locks[slot] = lock
         self._found[slot] = 0 if match is None else match.num_tokens
-        if match is not None:
-            for table, pages in zip(self.tables, match.pages, strict=True):
-                table.begin(slot, pages)
 
     def grow(self, slot: int, num_tokens: int) -> bool:
         """Pages for the first `num_tokens` tokens of a slot; False (and nothing taken) if a group has no room."""
@@ -166,7 +183,7 @@ class KvCache:
     def commit(self, slot: int, request: Request, num_tokens: int, keys: np.ndarray | None = None) -> None:
         """Put the whole pages of a slot's first `num_tokens` tokens, all collected, into the tree; keep them locked."""
         num_pages = num_tokens // self.page_size
-        if self.tree is None or num_pages <= int(self.tables[0].shared[slot]):
+        if self.tree is None or num_pages <= int(self.tables[0].shared[slot]) or self._is_detached(slot):
             return
         node = self._insert(slot, request, num_pages, request.keys if keys is None else keys)
         lock = self.tree.lock(node)
@@ -179,9 +196,9 @@ class KvCache:
     ) -> None:
         """The occupant leaves; with `keys` the whole pages of its first `num_tokens` tokens stay in the tree.
 
-        broken: what it has computed cannot be trusted; its own chunks leave the tree, too.
+        broken: what it has computed cannot be trusted, nor what it was computed from: all of it leaves the tree.
         """
-        if keys is not None and self.tree is not None:
+        if keys is not None and self.tree is not None and not self._is_detached(slot):
             num_pages = num_tokens // self.page_size
             if num_pages > int(self.tables[0].shared[slot]):
                 # Locked for a moment, so that the tree learns which steps still read the new pages.
@@ -191,11 +208,16 @@ class KvCache:
         if lock is not None:
             assert self.tree is not None
             self.tree.touch(lock.node)
-            self.tree.unlock(lock, self.newest_in_flight or 0)
             if broken:
-                self.tree.drop(lock.node, self._found[slot])
+                self.tree.detach(lock.node)
+            self.tree.unlock(lock, self.newest_in_flight or 0)
         for table, pool in zip(self.tables, self.pools, strict=True):
             pool.give_back(table.end(slot), self.newest_in_flight)
+
+    def _is_detached(self, slot: int) -> bool:
+        """What the slot began from left the tree for good: its own pages must not go where that was."""
+        lock = self._locks[slot]
+        return lock is not None and lock.node.detached
 
     def _insert(self, slot: int, request: Request, num_pages: int, keys: np.ndarray) -> Node:
         assert self.tree is not None
@@ -214,7 +236,7 @@ class KvCache:
 
     def collected(self, step: int) -> None:
         """Step `step` and all before it are done: the pages that waited for them are free."""
-        self._collected = step
+        self.last_collected = step
         if step == self.newest_in_flight:
             self.newest_in_flight = None
         for pool in self.pools:
@@ -226,7 +248,7 @@ class KvCache:
 
     def _evicted(self, group: int, pages: np.ndarray, busy_until: int) -> None:
         """The tree let pages go; a step that still reads them keeps them in flight."""
-        self.pools[group].give_back(pages, busy_until if busy_until > self._collected else None)
+        self.pools[group].give_back(pages, busy_until if busy_until > self.last_collected else None)
 
     # -- looking in -----------------------------------------------------------------------------------------------
 
@@ -238,6 +260,14 @@ class KvCache:
     def audit(self, slots: np.ndarray) -> list[str]:
         """Every page's owners rebuilt, over free lists, tree, the tails of the used `slots`, and steps in flight."""
         problems = [] if self.tree is None else self.tree.check()
+        used = set(slots.tolist())
+        held = [slot for slot, lock in enumerate(self._locks) if lock is not None]
+        problems += [f"slot {slot}: free, but with a lock" for slot in held if slot not in used]
+        if self.tree is not None:
+            problems += [f"slot {slot}: without a lock" for slot in sorted(used.difference(held))]
+            known = len(held) + self.tree.num_pins
+            if self.tree.num_live_locks != known:
+                problems.append(f"{self.tree.num_live_locks} locks live, {known} are held by slots and pins")
         for index, (table, pool) in enumerate(zip(self.tables, self.pools, strict=True)):
             owners = {f"slot {slot}": table.tail(slot) for slot in slots.tolist()}
             if self.tree is not None:

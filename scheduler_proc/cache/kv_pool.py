@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from engine.errors import ConfigError
+from scheduler_proc import cgroup
 
 DEFAULT_TOKENS = 65_536
 """Most tokens of KV that a CPU start takes unasked."""
@@ -46,20 +47,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def available_memory() -> int:
-    """Bytes this process may still take: the machine's available memory, or less by a cgroup's limit."""
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes this process may still take: the machine's available memory, or less by its control groups' limits.
+
+    root: stands for the file system's root where the control groups are looked up.
+    """
     available = psutil.virtual_memory().available
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, usage = Path(limit_file).read_text().strip(), Path(usage_file).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            available = min(available, max(int(limit) - int(usage), 0))
-    return available
+    allowed = cgroup.available_bytes(root)
+    return available if allowed is None else min(available, allowed)
 
 
 def default_tokens(bytes_per_token: int, page_size: int) -> int:

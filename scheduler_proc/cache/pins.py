@@ -6,12 +6,15 @@ import heapq
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from engine.errors import InvalidRequestError
 from scheduler_proc.cache.groups import PAGE_ID_BYTES, CacheGroup, Node
 
 log = logging.getLogger(__name__)
+
+MOST_PINS = 1000
+"""Pins that may live at a time."""
 
 
 class Lock:
@@ -29,30 +32,46 @@ class Lock:
 
 
 class PathLocks:
-    """Counts locks per node and group; `released` hears of each node that lost its last lock in some group."""
+    """Counts locks per node and group; `released` hears of each node that lost its last lock in some group.
+
+    Counts and starts of G groups are lists of 2 G: behind the locks of each group come those locks that are pins.
+    """
 
     def __init__(self, groups: Sequence[CacheGroup], released: Callable[[Node], None]) -> None:
         self._reaches = [group.reach for group in groups]
-        self._names = [group.name for group in groups]
+        self._names = [*(group.name for group in groups), *(f"pinned {group.name}" for group in groups)]
         self._released = released
         self.live: set[Lock] = set()
-        self.num_locked = [0] * len(groups)
+        self._num_kept = [0] * len(self._names)
 
-    def lock(self, node: Node) -> Lock:
+    def num_locked(self, group: int) -> int:
+        """Pages of `group` that locks keep, each counted once."""
+        return self._num_kept[group]
+
+    def num_pinned(self, group: int) -> int:
+        """Pages of `group` that pins keep, each counted once."""
+        return self._num_kept[group + len(self._reaches)]
+
+    def _pages(self, node: Node, index: int) -> int:
+        """Pages that the node has of the group that the count at `index` is about."""
+        return held_pages(node, index % len(self._reaches))
+
+    def lock(self, node: Node, *, pins: bool = False) -> Lock:
         """Keep the path that ends with `node`; to be called before anything is evicted after the match."""
         assert node.parent is not None or node.end == 0, "prefix tree: locked a node that is no longer there"
         end = node.end
-        lock = Lock(node, tuple([max(0, end - reach) for reach in self._reaches]))
+        starts = tuple([max(0, end - reach) for reach in self._reaches])
+        lock = Lock(node, starts * 2 if pins else starts)
         self.live.add(lock)
         while (parent := node.parent) is not None:
             counts = node.locks
             if counts is None:
-                counts = node.locks = [0] * len(self._reaches)
+                counts = node.locks = [0] * len(self._names)
             for group, start in enumerate(lock.starts):
                 if start >= node.end:
                     continue
                 if counts[group] == 0:
-                    self.num_locked[group] += held_pages(node, group)
+                    self._num_kept[group] += self._pages(node, group)
                 counts[group] += 1
                 if start > parent.end:
                     self._count_start(node, (group, start), 1)
@@ -78,7 +97,7 @@ class PathLocks:
                 counts[group] -= 1
                 if counts[group] == 0:
                     freed = True
-                    self.num_locked[group] -= held_pages(node, group)
+                    self._num_kept[group] -= self._pages(node, group)
                 if start > parent.end:
                     self._count_start(node, (group, start), -1)
             if freed:
@@ -114,40 +133,33 @@ class PathLocks:
                 below[group, start] = count
             upper.locks[group] -= count
             if upper.locks[group] == 0:
-                self.num_locked[group] -= held_pages(upper, group)
+                self._num_kept[group] -= self._pages(upper, group)
         upper.starts = above or None
         node.starts = below or None
 
     def adopted(self, node: Node, group: int) -> None:
         """A tombstone got pages; the locks that were on it hold them."""
-        if node.locks is not None and node.locks[group] > 0:
-            self.num_locked[group] += held_pages(node, group)
+        if node.locks is not None:
+            for index in (group, group + len(self._reaches)):
+                if node.locks[index] > 0:
+                    self._num_kept[index] += held_pages(node, group)
 
-    def pages_of(self, locks: Iterable[Lock]) -> list[int]:
-        """Pages per group that these locks keep together."""
-        totals = [0] * len(self._reaches)
-        for (_, group), node in self._covered(locks)[1].items():
-            totals[group] += held_pages(node, group)
-        return totals
-
-    def _covered(self, locks: Iterable[Lock]) -> tuple[Counter[tuple[int, int]], dict[tuple[int, int], Node]]:
-        """For (id of a node, group): how many of `locks` are on it, and the node."""
+    def _covered(self) -> Counter[tuple[int, int]]:
+        """For (id of a node, index of a count): how many of the live locks are on it."""
         counts: Counter[tuple[int, int]] = Counter()
-        nodes: dict[tuple[int, int], Node] = {}
-        for lock in locks:
+        for lock in self.live:
             node = lock.node
             while node.parent is not None:
                 for group, start in enumerate(lock.starts):
                     if start < node.end:
                         counts[id(node), group] += 1
-                        nodes[id(node), group] = node
                 node = node.parent
-        return counts, nodes
+        return counts
 
     def check(self, nodes: Sequence[Node]) -> list[str]:
         """Recount everything from the live locks, given all nodes of the tree."""
         problems = []
-        counts, _ = self._covered(self.live)
+        counts = self._covered()
         starts: Counter[tuple[int, int, int]] = Counter()
         for lock in self.live:
             node = lock.node
@@ -158,7 +170,7 @@ class PathLocks:
                     if node.parent.end < start < node.end:
                         starts[id(node), group, start] += 1
                 node = node.parent
-        num_locked = [0] * len(self._reaches)
+        num_kept = [0] * len(self._names)
         for node in nodes:
             for group, name in enumerate(self._names):
                 counted = node.locks[group] if node.locks is not None else 0
@@ -166,7 +178,7 @@ class PathLocks:
                 if counted != expected:
                     problems.append(f"node ending at {node.end}: {counted} locks of {name} counted, {expected} held")
                 if expected:
-                    num_locked[group] += held_pages(node, group)
+                    num_kept[group] += self._pages(node, group)
             if node.locks is not None and not any(node.locks):
                 problems.append(f"node ending at {node.end}: an empty list of locks")
             own = {} if node.starts is None else node.starts
@@ -177,8 +189,8 @@ class PathLocks:
             problems.append("a lock's window start is missing at its node")
         if counts:
             problems.append(f"{len(counts)} locked nodes are not in the tree")
-        if num_locked != self.num_locked:
-            problems.append(f"locked pages {self.num_locked}, recounted {num_locked}")
+        if num_kept != self._num_kept:
+            problems.append(f"locked pages {self._num_kept}, recounted {num_kept}")
         return problems
 
 
@@ -209,18 +221,23 @@ class Pins:
     def __len__(self) -> int:
         return len(self._live)
 
-    def pages(self) -> list[int]:
-        """Pages per group that pins keep, each counted once."""
-        return self._locks.pages_of(self._live.values())
-
     def add(self, node: Node, ttl_s: float) -> int:
-        """Pin the path to `node` for `ttl_s` seconds. Raises InvalidRequestError beyond the limit of any group."""
+        """Pin the path to `node` for `ttl_s` seconds.
+
+        Raises InvalidRequestError beyond the limit of any group, and where MOST_PINS live already.
+        """
         if not ttl_s > 0:
             raise InvalidRequestError(f"a pin must last longer than 0 seconds; got {ttl_s}", param="ttl_s")
-        lock = self._locks.lock(node)
+        if len(self._live) >= MOST_PINS:
+            raise InvalidRequestError(
+                f"there are {len(self._live)} pins, and no more than {MOST_PINS} may live at a time: end some, or wait "
+                "until they run out",
+                code="pin_limit_exceeded",
+            )
+        lock = self._locks.lock(node, pins=True)
         if self._max_pages is not None:
-            wanted = self._locks.pages_of([lock, *self._live.values()])
-            for name, num, most in zip(self._names, wanted, self._max_pages, strict=True):
+            for group, (name, most) in enumerate(zip(self._names, self._max_pages, strict=True)):
+                num = self._locks.num_pinned(group)
                 if num > most:
                     self._locks.unlock(lock, 0)
                     raise InvalidRequestError(
@@ -251,6 +268,13 @@ class Pins:
         pin_id = next(iter(self._live))
         log.warning("event=pin_dropped pin=%d reason=a request needs its pages", pin_id)
         return self.remove(pin_id)
+
+    def drop_detached(self) -> None:
+        """End the pins of what nobody can find any more."""
+        for pin_id, lock in list(self._live.items()):
+            if lock.node.detached:
+                log.warning("event=pin_dropped pin=%d reason=its prefix is broken", pin_id)
+                self.remove(pin_id)
 
     def expire(self) -> int:
         """End what is over; returns how many pins that were."""

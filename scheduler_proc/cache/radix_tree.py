@@ -86,12 +86,16 @@ class RadixTree:
         self._roots: dict[bytes, Root] = {}
         # Where matches in an unknown namespace end: such a namespace leaves no trace.
         self._nowhere = Root(b"")
+        # Above the parts that were detached while somebody held them.
+        self._detached: set[Node] = set()
         self._tick = 0
+        self.version = 0
+        """Changes whenever a lookup may find something else than before."""
         self._num_nodes = 0
         self._num_pages = [0] * len(groups)
         self._events = TreeEvents(bus, page_size, self._page_bytes)
         self._evictor = Evictor(groups, policy)
-        self._locks = PathLocks(groups, self._evictor.offer)
+        self._locks = PathLocks(groups, self._released)
         self._pins = Pins(self._locks, clock, groups, max_pinned_pages)
 
     # Counts, all O(1).
@@ -124,16 +128,47 @@ class RadixTree:
 
     def num_locked(self, group: int) -> int:
         """Pages of `group` that locks or pins keep."""
-        return self._locks.num_locked[group]
+        return self._locks.num_locked(group)
 
     def evictable(self, group: int) -> int:
         """Pages of `group` that `evict` can free now."""
-        return self._num_pages[group] - self._locks.num_locked[group]
+        return self._num_pages[group] - self._locks.num_locked(group)
 
     # Finding and storing.
 
-    def match(self, namespace: bytes, keys: np.ndarray, limit: int) -> Match:
-        """The longest usable prefix of `keys`, of at most `limit` tokens; counts as a use of it."""
+    def match(self, namespace: bytes, keys: np.ndarray, limit: int, *, hits: int = 1) -> Match:
+        """The longest usable prefix of `keys`, of at most `limit` tokens; counts as a use of it, of `hits` hits."""
+        root, path, num_tokens = self._find(namespace, keys, limit)
+        if not path:
+            return Match(root, 0, self._no_pages)
+        if num_tokens < path[-1].end:
+            path[-1] = self._split(path[-1], num_tokens)
+        self._tick = tick = self._tick + 1
+        for node in path:
+            node.access = tick
+            node.hits += hits
+        held = [join_pages(path, group, self._page_bytes) for group in range(len(self.groups))]
+        return Match(path[-1], num_tokens, self._shown(held, num_tokens))
+
+    def look_up(self, namespace: bytes, keys: np.ndarray, limit: int) -> tuple[int, Node]:
+        """Tokens that a match would find, and the node in which it would end; a use, but no hit.
+
+        The tree keeps its shape: a prefix may end within the node. Not to be locked.
+        """
+        root, path, num_tokens = self._find(namespace, keys, limit)
+        self._tick = tick = self._tick + 1
+        for node in path:
+            node.access = tick
+        return num_tokens, path[-1] if path else root
+
+    def hit(self, node: Node) -> None:
+        """The path to `node` spared somebody its computation."""
+        while node.parent is not None:
+            node.hits += 1
+            node = node.parent
+
+    def _find(self, namespace: bytes, keys: np.ndarray, limit: int) -> tuple[Root, list[Node], int]:
+        """The longest usable prefix: its root, its nodes, of which the last may reach further, and its tokens."""
         assert keys.dtype == np.int64, "prefix tree: keys are int64"
         size = max(0, min(len(keys), limit))
         data = keys[: size - size % self.page_size].tobytes()
@@ -142,16 +177,7 @@ class RadixTree:
         num_tokens = offset // KEY_BYTES
         if self._windows:
             num_tokens = cut_to_usable(path, num_tokens, self._windows)
-        if not path:
-            return Match(root, 0, self._no_pages)
-        if num_tokens < path[-1].end:
-            path[-1] = self._split(path[-1], num_tokens)
-        self._tick = tick = self._tick + 1
-        for node in path:
-            node.access = tick
-            node.hits += 1
-        held = [join_pages(path, group, self._page_bytes) for group in range(len(self.groups))]
-        return Match(path[-1], num_tokens, self._shown(held, num_tokens))
+        return root, path, num_tokens
 
     def insert(self, namespace: bytes, keys: np.ndarray, pages: Sequence[np.ndarray], *, priority: int = 0) -> Inserted:
         """Store a prefix of whole pages whose last writing step is done.
@@ -275,6 +301,7 @@ class RadixTree:
         for part in parts:
             num = len(part.keys) // self._page_bytes
             if given[first] >= 0:
+                self.version += 1
                 taken = given[first : first + num].tobytes()
                 part.pages = (*part.pages[:group], taken, *part.pages[group + 1 :])
                 num_new[group] += num
@@ -315,6 +342,7 @@ class RadixTree:
             parent = node
             first = end
         self._num_nodes += len(nodes)
+        self.version += 1
         for node in nodes:
             self._evictor.offer(node)
         if self._events.active:
@@ -326,7 +354,7 @@ class RadixTree:
 
     def _remove(self, node: Node, _group: int) -> None:
         """Take an unlocked leaf out of the tree with the pages of all groups."""
-        if self._events.active:
+        if self._events.active and not node.detached:
             for group, held in enumerate(node.pages):
                 if held is not None:
                     self._events.removed(node, group)
@@ -340,10 +368,11 @@ class RadixTree:
         # A queue may hold the node for a while: let go of what it holds.
         node.parent, node.keys, node.pages, node.hashes = None, b"", (), None
         self._num_nodes -= 1
+        self.version += 1
         if not parent.children:
             parent.children = None
             if isinstance(parent, Root):
-                del self._roots[parent.namespace]
+                self._forget(parent)
             else:
                 self._evictor.offer(parent)
         for group, held in enumerate(held_by_group):
@@ -351,9 +380,17 @@ class RadixTree:
                 self._num_pages[group] -= len(held) // PAGE_ID_BYTES
                 self._on_evict(group, np.frombuffer(held, np.int32), node.busy_until)
 
+    def _forget(self, root: Root) -> None:
+        """A root has lost its last child."""
+        if root in self._detached:
+            self._detached.remove(root)
+        else:
+            del self._roots[root.namespace]
+
     def _hollow(self, node: Node, group: int) -> None:
         """Leave a tombstone in place of the node's pages of one group."""
-        if self._events.active:
+        self.version += 1
+        if self._events.active and not node.detached:
             self._events.removed(node, group)
         held = node.pages[group]
         assert held is not None
@@ -388,12 +425,49 @@ class RadixTree:
             node.access = self._tick
             node = node.parent
 
-    def drop(self, node: Node, above: int) -> None:
-        """Take the path to `node`, behind token `above`, out of the tree as far as nobody else uses it."""
-        while node.end > above and node.parent is not None and node.locks is None and node.children is None:
-            parent = node.parent
-            self._remove(node, 0)
-            node = parent
+    def detach(self, node: Node) -> None:
+        """What is on the path to `node` cannot be trusted, nor what was computed from it: nobody finds it from now on.
+
+        What locks keep stays for those who hold it, and goes with the last of them; pins of it end now.
+        """
+        if node.detached or node.parent is None:
+            return
+        top = node
+        while not isinstance(top.parent, Root):
+            assert top.parent is not None
+            top = top.parent
+        root = top.parent
+        assert root.children is not None
+        below = [top, *self._below([top])]
+        for part in reversed(below):
+            if self._events.active:
+                for group, held in enumerate(part.pages):
+                    if held is not None:
+                        self._events.removed(part, group)
+            part.detached = True
+        first_page = top.keys[: self._page_bytes]
+        del root.children[first_page]
+        if not root.children:
+            root.children = None
+            self._forget(root)
+        # The same way up as before, for locks; but nobody comes down it.
+        top.parent = hidden = Root(root.namespace)
+        hidden.children = {first_page: top}
+        self._detached.add(hidden)
+        self.version += 1
+        for part in reversed(below):
+            if part.locks is None:
+                self._unlink(part)
+        self._pins.drop_detached()
+        self._evictor.trim(self._num_nodes)
+
+    def _released(self, node: Node) -> None:
+        """A node has lost its last lock in some group."""
+        if node.detached and node.locks is None:
+            self._unlink(node)
+            self._evictor.trim(self._num_nodes)
+        else:
+            self._evictor.offer(node)
 
     def pin(self, namespace: bytes, keys: np.ndarray, ttl_s: float) -> tuple[int, int]:
         """Keep what is cached of a prefix for `ttl_s` seconds: number of the pin, tokens kept ((0, 0) if none is).
@@ -421,7 +495,7 @@ class RadixTree:
         """Drop all pins and everything that no lock keeps; returns the pages of group 0 that this freed."""
         self._pins.clear()
         before = self._num_pages[0]
-        empties = not any(self._locks.num_locked)
+        empties = not any(self.num_locked(group) for group in range(len(self.groups)))
         for node in reversed(list(self._nodes())):
             if empties:
                 self._unlink(node)
@@ -440,7 +514,12 @@ class RadixTree:
 
     def _nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before children."""
-        stack: list[Node] = list(self._roots.values())
+        yield from self._below([*self._roots.values(), *self._detached])
+
+    @staticmethod
+    def _below(nodes: list[Node]) -> Iterator[Node]:
+        """All that hangs below `nodes`, parents before children."""
+        stack = list(nodes)
         while stack:
             children = stack.pop().children
             if children is not None:
@@ -459,6 +538,12 @@ class RadixTree:
         for namespace, root in self._roots.items():
             if root.namespace != namespace or not root.children:
                 problems.append(f"namespace {namespace!r}: a root under another's name, or without children")
+        findable = set(self._below(list(self._roots.values())))
+        for node in nodes:
+            if node.detached == (node in findable):
+                problems.append(f"node ending at {node.end}: its mark for being detached is wrong")
+            if node.detached and node.locks is None:
+                problems.append(f"node ending at {node.end}: detached and held by nobody")
         if self._nowhere.children is not None:
             problems.append("the root of unknown namespaces has children")
         if len(nodes) != self._num_nodes:

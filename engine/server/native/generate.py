@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
-from engine.errors import ContextLengthError, EngineError, InternalError, InvalidRequestError
+from engine.errors import EngineError, InternalError, InvalidRequestError
 from engine.sampling import SamplingParams
 from engine.server.body import decode_aside, read_body
 from engine.server.error_body import error_body
@@ -104,16 +103,7 @@ class _Batch:
         )
 
     async def _accept(self, idx: int, part: Part) -> Answer:
-        try:
-            num_prompt_tokens = await self.generations[idx].accepted()
-        except EngineError as error:
-            if not (part.may_shorten and error.code == ContextLengthError.code and error.param == "max_tokens"):
-                raise
-            # Less than the default fits, and the client did not ask for it: take what fits.
-            self.generations[idx].close()
-            sampling = msgspec.structs.replace(part.sampling, max_tokens=None)
-            self.generations[idx] = self._start(part, sampling)
-            num_prompt_tokens = await self.generations[idx].accepted()
+        num_prompt_tokens = await self.generations[idx].accepted()
         start = part.sampling.prompt_logprobs_from
         if start > num_prompt_tokens:
             raise InvalidRequestError(

@@ -44,7 +44,6 @@ class Part(msgspec.Struct, frozen=True):
 
     input: TextInput | TokenInput
     sampling: SamplingParams
-    may_shorten: bool
     label: str
 
 
@@ -101,7 +100,7 @@ def parse_generate(
         )
     labels = _labels(body.rid, num if is_batch else None, request_id)
     parts = [
-        Part(prompt, _choice(params.sampling, choice), params.may_shorten, label)
+        Part(prompt, _choice(params.sampling, choice), label)
         for prompt, params, label in zip(inputs, sampled, labels, strict=True)
         for choice in range(params.n)
     ]

@@ -44,8 +44,6 @@ class Sampled(msgspec.Struct, frozen=True):
 
     sampling: SamplingParams
     n: int
-    may_shorten: bool
-    """The client gave no max_new_tokens: the default yields where less fits."""
 
 
 _NAMES = SamplingBody.__struct_fields__
@@ -112,4 +110,5 @@ def _sampled(body: SamplingBody, limits: Limits) -> Sampled:
     if wanted is UNSET:
         wanted = max(DEFAULT_MAX_NEW_TOKENS, body.min_new_tokens or 0)
     sampling = sampling_of(common, max_tokens=wanted, logprobs=-1)
-    return Sampled(sampling, n, may_shorten=body.max_new_tokens is UNSET)
+    # What the client did not ask for yields where less fits.
+    return Sampled(msgspec.structs.replace(sampling, may_shorten=body.max_new_tokens is UNSET), n)

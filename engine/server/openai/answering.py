@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from engine.errors import EngineError, InternalError, RemoteError
+from engine.errors import EngineError, InternalError, PayloadTooLargeError, RemoteError
 from engine.ipc.messages import TokenLogprob
 from engine.server.body import decode_aside, read_body
 from engine.server.error_body import error_body
@@ -65,6 +65,12 @@ async def answer(request: web.Request, route: Route) -> web.StreamResponse:
     limits = Limits(options.max_n, options.max_logprobs, client.model.config.vocab_size)
     call = await decode_aside(lambda data: route.parse(data, unknown, limits), body)
     check_model(call.model, client.model_name)
+    if len(body) * call.n > options.max_body_mb * 2**20:
+        raise PayloadTooLargeError(
+            f"The body of {len(body)} bytes, {call.n} times over (n), exceeds the limit of {options.max_body_mb} MiB "
+            "(--max-body-mb).",
+            param="n",
+        )
     if call.label is not None and CLIENT_REQUEST_ID not in request:
         request[REQUEST_ID] = call.label
     choices = Choices(call)

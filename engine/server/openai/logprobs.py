@@ -100,6 +100,8 @@ class TextLogprobWriter:
         at = self._prompt.find(text, start, start + len(text) + RESYNC) if text else -1
         if at >= 0:
             start, self._offset = at, at + len(text)
+        else:
+            self._offset = start
         self._num_prompt_tokens -= 1
         if self._num_prompt_tokens == 0:
             self._offset = len(self._prompt)

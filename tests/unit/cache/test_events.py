@@ -78,6 +78,29 @@ def test_splits_say_nothing_and_keep_the_hashes() -> None:
     assert heard == [BlockRemoved(b"", hashes(b"", [0, 1, 2, 3], 1)[2:], 0)]
 
 
+def test_what_is_detached_is_told_at_once_and_only_then() -> None:
+    heard: list[Event] = []
+    bus = EventBus()
+    bus.subscribe(heard.append)
+    log = Logged([FULL, window(2)], bus=bus)
+    log.insert(range(4), range(4), range(4))
+    log.insert([0, 1, 8], [0, 1, 18], [0, 1, 18])
+    lock = log.tree.lock(log.match([0, 1, 8]).node)
+    one = hashes(b"", [0, 1, 2, 3], 1)
+    heard.clear()
+    log.tree.detach(log.match(range(4)).node)
+    told = sorted((event.group, *event.block_hashes) for event in heard if isinstance(event, BlockRemoved))
+    branch = hashes(b"", [0, 1, 8], 1)[2]
+    assert told == sorted((group, *run) for group in (0, 1) for run in (one[:2], one[2:], [branch]))
+    assert len(heard) == 6
+    heard.clear()
+    log.evict(1, 9)
+    log.tree.flush()
+    log.tree.unlock(lock)
+    assert heard == []
+    assert log.tree.num_nodes == 0
+
+
 def test_nothing_is_computed_for_nobody() -> None:
     bus = EventBus()
     log = Logged(bus=bus)

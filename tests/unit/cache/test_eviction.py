@@ -128,3 +128,20 @@ def test_heaps_do_not_fill_with_what_is_gone() -> None:
     assert log.tree.num_nodes == 20
     assert log.tree.num_heap_entries <= 2 * (2 * 20 + SMALL_HEAP)
     assert log.tree.check() == []
+
+
+def test_heaps_do_not_fill_with_what_is_detached() -> None:
+    log = Logged([FULL, window(1)])
+    for number in range(1000):
+        log.tree.insert(b"", keys([number]), [keys([number]).astype("int32")] * 2)
+    held = [log.tree.lock(log.tree.match(b"", keys([number]), 1).node) for number in range(10)]
+    for number in range(900):
+        log.tree.detach(log.tree.match(b"", keys([number]), 1).node)
+    assert log.tree.check() == []
+    for lock in held:
+        log.tree.unlock(lock)
+    for number in range(900, 1000):
+        log.tree.detach(log.tree.match(b"", keys([number]), 1).node)
+    assert log.tree.num_nodes == 0
+    assert log.tree.num_heap_entries <= 2 * SMALL_HEAP
+    assert log.tree.check() == []

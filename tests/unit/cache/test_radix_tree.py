@@ -249,9 +249,9 @@ def test_check_sees_what_is_wrong() -> None:
     log = Logged([FULL, window(2)])
     node = log.insert(range(4), range(4), range(4)).node
     lock = log.tree.lock(node)
-    node.locks = [2, 1]
+    node.locks = [2, 1, 0, 0]
     assert any("locks" in line for line in log.tree.check())
-    node.locks = [1, 1]
+    node.locks = [1, 1, 0, 0]
     node.pages = (node.pages[0], np.array([0, 1, 2, 2], np.int32).tobytes())
     assert any("twice" in line for line in log.tree.check())
     node.pages = (node.pages[0], None)
@@ -261,3 +261,82 @@ def test_check_sees_what_is_wrong() -> None:
     log.tree.unlock(lock)
     node.queued = 0
     assert any("mark" in line for line in log.tree.check())
+
+
+def branching() -> Logged:
+    """0 1 2 3 on the trunk, 4 5 and 6 7 on two branches, 20 21 apart; pages as the keys."""
+    log = Logged([FULL, window(2)])
+    for tokens in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7], [20, 21]):
+        log.insert(tokens, tokens, tokens)
+    return log
+
+
+def test_nobody_finds_what_is_detached_nor_what_hangs_below() -> None:
+    log = branching()
+    log.tree.detach(log.match([0, 1, 2, 3, 4, 5]).node)
+    assert sorted(page for group, ids, _ in log.evicted if group == 0 for page in ids) == list(range(8))
+    for tokens in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7], [0]):
+        assert log.match(tokens).num_tokens == 0
+    assert log.match([20, 21]).num_tokens == 2
+    assert (log.tree.num_nodes, log.tree.num_pages(0)) == (1, 2)
+    assert log.tree.check() == []
+
+
+def test_what_is_detached_lives_as_long_as_its_locks() -> None:
+    log = branching()
+    node = log.match([0, 1, 2, 3, 4, 5]).node
+    other = log.match([0, 1, 2, 3, 6, 7]).node
+    lock, second = log.tree.lock(other), log.tree.lock(other)
+    log.tree.detach(node)
+    assert log.evicted == [(0, [4, 5], 0), (1, [4, 5], 0)]
+    assert log.match([0, 1, 2, 3, 6, 7]).num_tokens == 0
+    assert log.tree.check() == []
+    # The same keys again: another place in the tree, other pages.
+    log.insert([0, 1, 2, 3, 6, 7], range(30, 36), range(30, 36))
+    assert log.match([0, 1, 2, 3, 6, 7]).pages[0].tolist() == list(range(30, 36))
+    assert (log.tree.num_pages(0), log.tree.num_locked(0), log.tree.evictable(0)) == (14, 6, 8)
+    log.tree.detach(other)
+    assert log.match([0, 1, 2, 3, 6, 7]).num_tokens == 6
+    log.tree.unlock(lock, 5)
+    log.evicted.clear()
+    log.tree.unlock(second, 7)
+    assert sorted((group, ids, busy) for group, ids, busy in log.evicted if group == 0) == [
+        (0, [0, 1, 2, 3], 7),
+        (0, [6, 7], 7),
+    ]
+    assert log.match([0, 1, 2, 3, 6, 7]).num_tokens == 6
+    assert log.tree.check() == []
+
+
+def test_a_window_group_lets_go_of_detached_pages_too() -> None:
+    log = branching()
+    lock = log.tree.lock(log.match([0, 1, 2, 3, 6, 7]).node)
+    log.tree.detach(log.match([0, 1, 2, 3]).node)
+    assert log.evict(1, 99) == [(1, [20, 21], 0), (1, [0, 1, 2, 3], 0)]
+    log.tree.unlock(lock)
+    assert log.tree.check() == []
+    assert log.tree.num_pages(1) == 0
+
+
+def test_a_flush_leaves_what_is_detached_to_its_locks() -> None:
+    log = branching()
+    lock = log.tree.lock(log.match([0, 1, 2, 3, 6, 7]).node)
+    log.tree.detach(log.match([0, 1, 2, 3]).node)
+    assert log.tree.flush() == 2
+    assert log.tree.num_pages(0) == 6
+    log.tree.unlock(lock)
+    assert log.tree.num_nodes == 0
+    assert log.tree.check() == []
+
+
+def test_a_look_up_says_what_a_match_would_find_and_changes_nothing() -> None:
+    log = branching()
+    before, version = log.tree.num_nodes, log.tree.version
+    assert log.tree.look_up(b"", keys([0, 1, 9]), 3)[0] == 2
+    assert log.tree.look_up(b"", keys([0, 1, 2, 3, 4, 5]), 5)[0] == 5
+    assert log.tree.look_up(b"", keys([9]), 1)[0] == 0
+    assert (log.tree.num_nodes, log.tree.version) == (before, version)
+    log.match([0, 1, 9])
+    assert (log.tree.num_nodes, log.tree.version) == (before + 1, version)
+    log.evict(0, 1)
+    assert log.tree.version > version

@@ -55,13 +55,14 @@ def test_prompt_logprobs_that_come_twice_stand_there_once() -> None:
 def test_too_much_unread_is_noticed_and_reading_resets_it() -> None:
     generation = make()
     half = delta(0, "x" * (MOST_UNREAD_BYTES // 10))
-    generation.on_delta(half)
-    assert not generation.unread_too_much(half, 0.0)
 
     async def read() -> None:
         async for _ in generation:
             break
 
+    generation.on_delta(half)
+    for _ in range(9):
+        assert not generation.unread_too_much(half, 0.0)  # nobody has begun to read
     asyncio.run(read())
     num = 0
     while not generation.unread_too_much(half, 1.0):
@@ -72,6 +73,13 @@ def test_too_much_unread_is_noticed_and_reading_resets_it() -> None:
 
 def test_output_that_waits_too_long_is_noticed() -> None:
     generation = make()
+    generation.on_delta(delta(0, "z"))
+
+    async def read() -> None:
+        async for _ in generation:
+            break
+
+    asyncio.run(read())
     assert not generation.unread_too_much(delta(0, "a"), 100.0)
     assert not generation.unread_too_much(delta(1, "b"), 100.0 + MOST_UNREAD_S)
     assert generation.unread_too_much(delta(2, "c"), 101.0 + MOST_UNREAD_S)
@@ -86,3 +94,21 @@ def test_the_end_stops_the_clock() -> None:
         return timer.cancelled()
 
     assert asyncio.run(run())
+
+
+def test_a_burst_before_the_reader_has_its_turn_is_not_held_against_it() -> None:
+    async def run() -> int:
+        generation = make()
+        generation.on_accepted(1)
+        task = asyncio.create_task(collect(generation))
+        await asyncio.sleep(0)
+        num = 0
+        for number in range(40):
+            piece = delta(10_000 * number, "x" * 10_000)
+            generation.on_delta(piece)
+            assert not generation.unread_too_much(piece, 1000.0 * number)
+            num += 10_000
+        generation.on_ended(ended(num))
+        return sum(len(piece.text) for piece in await task)
+
+    assert asyncio.run(run()) == 400_000

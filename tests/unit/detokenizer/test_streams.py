@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detokenizer_proc.streams import UNSTREAMED_EVERY, Streams
+from detokenizer_proc.streams import KEPT_DELTAS, UNSTREAMED_EVERY, Streams
 from engine.errors import ErrorInfo
 from engine.ipc.messages import (
     Failed,
@@ -137,6 +137,21 @@ def test_a_front_can_ask_again() -> None:
     streams.resend(Resend(1, 0, 2))
     output, _ = one(streams)
     assert [(delta.first_token, delta.text) for delta in output.deltas] == [(2, "cd")]
+
+
+def test_what_is_no_longer_kept_cannot_be_sent_again_and_says_so() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1),)))
+    for first in range(KEPT_DELTAS + 5):
+        streams.absorb(step((1, first, "a", Finish.NONE)))
+    one(streams)
+    streams.resend(Resend(1, 0, 5))
+    output, _ = one(streams)
+    assert len(output.deltas) == KEPT_DELTAS
+    streams.resend(Resend(1, 0, 4))
+    output, _ = one(streams)
+    assert [failed.request for failed in output.failed] == [1]
+    assert len(streams) == 0
 
 
 def test_a_resumed_request_goes_on_where_its_text_was() -> None:

@@ -25,3 +25,13 @@ def test_a_prompt_without_answer_ends_by_length_and_is_cached(tmp_path: Path, de
     harness.run()
     assert harness.cached[3] == 144
     assert len(harness.tokens[9]) == 60
+
+
+def test_a_default_limit_yields_to_what_fits_and_an_asked_one_is_refused(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, max_len=100)
+    harness.add(1, 90, max_tokens=50, may_shorten=True)
+    harness.add(2, 90, max_tokens=50)
+    harness.add(3, 90, max_tokens=50, min_tokens=20, may_shorten=True)
+    harness.run()
+    assert len(harness.tokens[1]) == 10
+    assert set(harness.errors) == {2, 3}

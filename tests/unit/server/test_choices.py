@@ -228,3 +228,11 @@ async def test_together() -> None:
     with pytest.raises(EngineError, match="gone"):
         await together([wait(), fail(), wait()])
     assert stopped == [True, True]
+
+
+async def test_a_body_that_is_too_large_n_times_over_is_refused(http: Http, fake: FakeClient) -> None:
+    text = "x" * 60_000
+    response = await complete(http, {"prompt": text, "n": 20, "max_tokens": 1})
+    await expect_error(response, 413, "n")
+    assert (await complete(http, {"prompt": text, "n": 2, "max_tokens": 1})).status == 200
+    assert len(fake.asked) == 2

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from engine.server import sse
+from engine.server import body, sse
 from tests.support.fake_client import FakeClient
 from tests.unit.server.support import CHAT, HELLO, Http, expect_error, post, read_events
 
@@ -151,3 +151,15 @@ async def test_browsers(http: Http) -> None:
     assert "Authorization" in response.headers["Access-Control-Allow-Headers"]
     answer = await post(http, {**HELLO, "stream": True}, Origin="http://x")
     assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_a_body_that_does_not_go_on_is_given_up(
+    http: Http, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_PAUSE_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+    assert b" 408 " in answer
+    writer.close()
+    assert fake.in_flight == 0

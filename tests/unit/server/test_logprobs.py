@@ -199,3 +199,12 @@ def test_offsets_with_a_prompt() -> None:
 
 def test_a_prompt_without_logprobs_of_its_own() -> None:
     assert offsets([b"b"], "Hello", 0) == [5]
+
+
+def test_offsets_of_a_broken_prompt_never_go_back() -> None:
+    data = [b"\x81", b"\xa5", b"\xfb", b"\xa1", b"\xfc", b"ok"]
+    writer = TextLogprobWriter()
+    writer.begin(b"".join(data).decode(errors="replace"), len(data))
+    shown = writer.render([TokenLogprob(idx, -1.0, piece, []) for idx, piece in enumerate(data)])
+    assert shown.text_offset == sorted(shown.text_offset)
+    assert shown.text_offset[-1] == 5

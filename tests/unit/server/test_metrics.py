@@ -88,7 +88,7 @@ async def test_ends_by_outcome_and_status(http: Http, fake: FakeClient) -> None:
     assert value(found, "requests_total", outcome="abort", status="200") == 1
     assert value(found, "requests_total", outcome="error", status="400") == 1
     assert value(found, "requests_total", outcome="error", status="500") == 1
-    assert value(found, "requests_total", outcome="gone", status="499") == 1
+    assert value(found, "requests_total", outcome="cancelled", status="499") == 1
     assert not any("label" in str(labels) for name, labels in found if name.startswith("engine_"))
 
 

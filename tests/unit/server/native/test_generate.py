@@ -51,7 +51,7 @@ async def test_one_answer(http: Http, fake: FakeClient, method: str) -> None:
     }
     ask = fake.asked[0]
     assert (ask.input, ask.stream, ask.label) == (TextInput("Hi"), False, "mine")
-    assert ask.sampling == SamplingParams(max_tokens=128)
+    assert ask.sampling == SamplingParams(max_tokens=128, may_shorten=True)
     assert fake.generations[0].closed
 
 
@@ -129,13 +129,16 @@ async def test_every_sampling_parameter(http: Http, fake: FakeClient) -> None:
     [
         ({"max_new_tokens": 0}, SamplingParams(max_tokens=0)),
         ({"max_new_tokens": None}, SamplingParams(max_tokens=None)),
-        ({"min_new_tokens": 200}, SamplingParams(max_tokens=200, min_tokens=200)),
-        ({"top_k": 0}, SamplingParams(max_tokens=128)),
-        ({"stop": "x"}, SamplingParams(max_tokens=128, stop=("x",))),
-        ({"seed": 3}, SamplingParams(max_tokens=128, seed=3)),
-        ({"seed": 3, "sampling_seed": 3}, SamplingParams(max_tokens=128, seed=3)),
-        (dict.fromkeys(("temperature", "stop", "n", "logit_bias", "seed")), SamplingParams(max_tokens=128)),
-        (None, SamplingParams(max_tokens=128)),
+        ({"min_new_tokens": 200}, SamplingParams(max_tokens=200, min_tokens=200, may_shorten=True)),
+        ({"top_k": 0}, SamplingParams(max_tokens=128, may_shorten=True)),
+        ({"stop": "x"}, SamplingParams(max_tokens=128, stop=("x",), may_shorten=True)),
+        ({"seed": 3}, SamplingParams(max_tokens=128, seed=3, may_shorten=True)),
+        ({"seed": 3, "sampling_seed": 3}, SamplingParams(max_tokens=128, seed=3, may_shorten=True)),
+        (
+            dict.fromkeys(("temperature", "stop", "n", "logit_bias", "seed")),
+            SamplingParams(max_tokens=128, may_shorten=True),
+        ),
+        (None, SamplingParams(max_tokens=128, may_shorten=True)),
     ],
 )
 async def test_defaults(
@@ -288,13 +291,11 @@ async def test_a_refusal_has_its_own_status_and_the_clients_words(http: Http, fa
     assert fake.in_flight == 0
 
 
-async def test_the_default_limit_yields_to_what_fits(http: Http, fake: FakeClient) -> None:
-    refusal = ContextLengthError("max_tokens is 128", param="max_tokens")
-    fake.scripts = [Script(refuse=refusal), Script(texts=["fits"])]
-    assert (await (await generate(http)).json())["text"] == "fits"
-    assert [ask.sampling.max_tokens for ask in fake.asked] == [128, None]
-    assert fake.in_flight == 0
-    fake.scripts = [Script(refuse=refusal)]
+async def test_only_the_default_limit_may_be_shortened(http: Http, fake: FakeClient) -> None:
+    for params, may in (({}, True), ({"max_new_tokens": 128}, False), ({"max_new_tokens": None}, False)):
+        await generate(http, sampling_params=params)
+        assert fake.asked[-1].sampling.may_shorten is may
+    fake.scripts = [Script(refuse=ContextLengthError("max_tokens is 128", param="max_tokens"))]
     response = await generate(http, sampling_params={"max_new_tokens": 128})
     await expect_error(response, 400, "sampling_params.max_new_tokens")
 
