@@ -58,6 +58,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     def greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
+    def of_choice(self, index: int) -> SamplingParams:
+        """Of one of several answers to a prompt. Without a seed each request draws its own."""
+        if self.seed is None or index == 0:
+            return self
+        return msgspec.structs.replace(self, seed=seed_of_choice(self.seed, index))
+
     @property
     def has_penalties(self) -> bool:
         """What has been said before changes the logits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ from engine.tokenizer.chat import encode_chat
 from engine.tokenizer.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _RESERVED = frozenset({"messages", "tools"})
 """Names that a request's template variables may not take."""
@@ -100,13 +103,10 @@ class Encoder:
 
     def pin(self, call: PinCall) -> PinTokens | Reply:
         """The tokens of a prefix that somebody wants kept."""
-        try:
-            return PinTokens(call.front, call.call, self._ids(call.input, {}), call.ttl_s, call.cache_salt)
-        except EngineError as error:
-            return Reply(call.call, {}, error.info())
-        except Exception as error:
-            log.exception("event=encode_failed call=%d", call.call, exc_info=error)
-            return Reply(call.call, {}, InternalError("The prefix could not be tokenized.").info())
+        return self._answer(
+            call.call,
+            lambda: PinTokens(call.front, call.call, self._ids(call.input, {}), call.ttl_s, call.cache_salt),
+        )
 
     def tokenize(self, call: TokenizeCall) -> Reply:
         """The ids of a text or chat."""
@@ -127,7 +127,7 @@ class Encoder:
                 pieces.append(table[token])
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def _answer(self, call: int, work: Callable[[], Reply]) -> Reply:
+    def _answer(self, call: int, work: Callable[[], T]) -> T | Reply:
         try:
             return work()
         except EngineError as error:

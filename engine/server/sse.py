@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 
+from engine.errors import EngineError, InternalError
+from engine.server.error_body import error_body
 from engine.server.keys import REQUEST_ID
 
 log = logging.getLogger("engine.server")
@@ -31,6 +34,41 @@ HEADERS = {
 def event(payload: bytes) -> bytes:
     """One event of a JSON payload (encoders escape line breaks, so one data line is enough)."""
     return b"data: " + payload + b"\n\n"
+
+
+async def answer_with_events(
+    request: web.Request,
+    keep_alive_s: float,
+    write: Callable[[EventStream], Awaitable[bytes]],
+    let_go: Callable[[], None],
+) -> web.StreamResponse:
+    """A whole event stream: `write` sends its events and returns the last ones.
+
+    What goes wrong in it is the last event, after `let_go` has ended what the stream was made from.
+    """
+    stream = EventStream(request, keep_alive_s)
+    try:
+        async with stream:
+            try:
+                last = await write(stream)
+            except EngineError as error:
+                let_go()
+                last = _error_events(error)
+            except ConnectionError:
+                raise
+            except Exception:
+                log.exception("event=stream_failed request=%s", request[REQUEST_ID])
+                let_go()
+                text = f"Internal error; the server's log has it under request id {request[REQUEST_ID]}."
+                last = _error_events(InternalError(text))
+            await stream.finish(last)
+    except ConnectionError:
+        log.debug("event=client_gone request=%s", request[REQUEST_ID])
+    return stream.response
+
+
+def _error_events(error: EngineError) -> bytes:
+    return event(error_body(error.info())) + DONE
 
 
 class EventStream:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from engine.errors import EngineError, InternalError, InvalidRequestError
+from engine.errors import EngineError, InvalidRequestError
 from engine.sampling import SamplingParams
 from engine.server.body import decode_aside, read_body
-from engine.server.error_body import error_body
 from engine.server.keys import CLIENT, CLIENT_REQUEST_ID, KEEP_ALIVE_S, REQUEST_ID, UNKNOWN_FIELDS
 from engine.server.native.answer import Answer
 from engine.server.native.parse import GenerateCall, Part, parse_generate
@@ -22,7 +21,7 @@ from engine.server.native.sampling import client_words
 from engine.server.openai.call import Limits
 from engine.server.openai.choices import STARTED_AT_ONCE, together
 from engine.server.openai.models import check_model
-from engine.server.sse import DONE, EventStream, event
+from engine.server.sse import DONE, EventStream, answer_with_events, event
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -132,26 +131,13 @@ async def _read(generation: Generation, answer: Answer) -> None:
 
 
 async def _stream(request: web.Request, batch: _Batch, answers: list[Answer]) -> web.StreamResponse:
-    stream = EventStream(request, request.app[KEEP_ALIVE_S])
-    try:
-        async with stream:
-            try:
-                turn = asyncio.Lock()  # the stream takes one writer at a time
-                pairs = zip(batch.generations, answers, strict=True)
-                await together([_follow(generation, answer, stream, turn) for generation, answer in pairs])
-                last = DONE
-            except EngineError as error:
-                last = _failed(batch, error)
-            except ConnectionError:
-                raise
-            except Exception:
-                log.exception("event=stream_failed request=%s", request[REQUEST_ID])
-                text = f"Internal error; the server's log has it under request id {request[REQUEST_ID]}."
-                last = _failed(batch, InternalError(text))
-            await stream.finish(last)
-    except ConnectionError:
-        log.debug("event=client_gone request=%s", request[REQUEST_ID])
-    return stream.response
+    async def write(stream: EventStream) -> bytes:
+        turn = asyncio.Lock()  # the stream takes one writer at a time
+        pairs = zip(batch.generations, answers, strict=True)
+        await together([_follow(generation, answer, stream, turn) for generation, answer in pairs])
+        return DONE
+
+    return await answer_with_events(request, request.app[KEEP_ALIVE_S], write, batch.close)
 
 
 async def _follow(generation: Generation, answer: Answer, stream: EventStream, turn: asyncio.Lock) -> None:
@@ -161,9 +147,3 @@ async def _follow(generation: Generation, answer: Answer, stream: EventStream, t
             await stream.send(event(answer.json(final=False)))
     async with turn:
         await stream.send(event(answer.json(final=True)))
-
-
-def _failed(batch: _Batch, error: EngineError) -> bytes:
-    """The last events after an error, with which all parts end."""
-    batch.close()
-    return event(error_body(error.info())) + DONE

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from engine.errors import InvalidRequestError, PayloadTooLargeError
 from engine.ipc.messages import TextInput, TokenInput, pack_i32
-from engine.sampling import SamplingParams, seed_of_choice
+from engine.sampling import SamplingParams
 from engine.server.body import decode_json
 from engine.server.keys import SANE_ID
 from engine.server.native.fields import IGNORED, REFUSED
@@ -100,7 +100,7 @@ def parse_generate(
         )
     labels = _labels(body.rid, num if is_batch else None, request_id)
     parts = [
-        Part(prompt, _choice(params.sampling, choice), label)
+        Part(prompt, params.sampling.of_choice(choice), label)
         for prompt, params, label in zip(inputs, sampled, labels, strict=True)
         for choice in range(params.n)
     ]
@@ -166,13 +166,6 @@ def _sampling(body: GenerateBody, num: int | None, limits: Limits, unknown: Unkn
         _with_logprobs(item, int(top), start) if want else item
         for item, want, start, top in zip(sampled, wanted, starts, tops, strict=True)
     ]
-
-
-def _choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of one of n answers to a prompt."""
-    if sampling.seed is None or choice == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=seed_of_choice(sampling.seed, choice))
 
 
 def _with_logprobs(sampled: Sampled, top: int, start: int) -> Sampled:

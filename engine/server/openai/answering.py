@@ -11,10 +11,9 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from engine.errors import EngineError, InternalError, PayloadTooLargeError, RemoteError
+from engine.errors import EngineError, PayloadTooLargeError, RemoteError
 from engine.ipc.messages import TokenLogprob
 from engine.server.body import decode_aside, read_body
-from engine.server.error_body import error_body
 from engine.server.keys import CLIENT, CLIENT_REQUEST_ID, KEEP_ALIVE_S, REQUEST_ID, UNKNOWN_FIELDS
 from engine.server.openai.answers import FinishReason, Usage, finish_reason
 from engine.server.openai.call import Call, Limits
@@ -25,7 +24,7 @@ from engine.server.openai.logprobs import ChatLogprobs, LogprobWriter, TextLogpr
 from engine.server.openai.models import check_model
 from engine.server.openai.streaming import StreamedAnswer
 from engine.server.openai.transcript import Transcript
-from engine.server.sse import DONE, EventStream, event
+from engine.server.sse import answer_with_events
 
 log = logging.getLogger("engine.server")
 
@@ -84,7 +83,13 @@ async def answer(request: web.Request, route: Route) -> web.StreamResponse:
             chunks = ChunkEncoder(
                 answer_id, int(time.time()), client.model_name, route.chunk, with_null_usage=call.include_usage
             )
-            return await _stream(request, call, choices, choices.transcripts(route.writer), chunks)
+            transcripts = choices.transcripts(route.writer)
+            return await answer_with_events(
+                request,
+                request.app[KEEP_ALIVE_S],
+                lambda stream: StreamedAnswer(stream, call, choices, chunks).run(transcripts),
+                choices.close,
+            )
         told = await together(
             [_tell(index, transcript) for index, transcript in enumerate(choices.transcripts(route.writer))]
         )
@@ -117,31 +122,3 @@ async def _tell(index: int, transcript: Transcript) -> Told:
     entries += more
     ended = transcript.ended
     return Told(index, "".join(texts), transcript.render(entries), finish_reason(ended), ended.stop_reason)
-
-
-async def _stream(
-    request: web.Request, call: Call, choices: Choices, transcripts: list[Transcript], chunks: ChunkEncoder
-) -> web.StreamResponse:
-    stream = EventStream(request, request.app[KEEP_ALIVE_S])
-    try:
-        async with stream:
-            try:
-                last = await StreamedAnswer(stream, call, choices, chunks).run(transcripts)
-            except EngineError as error:
-                last = _failed(choices, error)
-            except ConnectionError:
-                raise
-            except Exception:
-                log.exception("event=stream_failed request=%s", request[REQUEST_ID])
-                text = f"Internal error; the server's log has it under request id {request[REQUEST_ID]}."
-                last = _failed(choices, InternalError(text))
-            await stream.finish(last)
-    except ConnectionError:
-        log.debug("event=client_gone request=%s", request[REQUEST_ID])
-    return stream.response
-
-
-def _failed(choices: Choices, error: EngineError) -> bytes:
-    """The last events after an error, with which all choices end."""
-    choices.close()
-    return event(error_body(error.info())) + DONE

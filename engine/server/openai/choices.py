@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from engine.ipc.messages import TextInput
-from engine.sampling import SamplingParams, seed_of_choice
 from engine.server.openai.answers import Usage, usage_of
 from engine.server.openai.call import Call
 from engine.server.openai.logprobs import LogprobWriter
@@ -37,7 +34,7 @@ class Choices:
     async def start(self, client: EngineClient, label: str) -> None:
         """Send all requests off, then wait until all are accepted. Raises the EngineError of one that is not."""
         call = self._call
-        samplings = [_of_choice(call.sampling, index) for index in range(call.n)]
+        samplings = [call.sampling.of_choice(index) for index in range(call.n)]
         for index in range(call.num_answers):
             source = call.inputs[index // call.n]
             generation = client.generate(
@@ -99,10 +96,3 @@ async def together(parts: Sequence[Coroutine[None, None, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _of_choice(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Without a seed each request draws its own."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=seed_of_choice(sampling.seed, index))
