@@ -17,6 +17,8 @@ ARCHITECTURES = {
 """general.architecture -> the class name of the same family's HF checkpoints."""
 
 _TOKENS = "tokenizer.ggml.tokens"
+_EMBEDDING = "token_embd.weight"
+_LARGEST = 2**31 - 1
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -25,7 +27,7 @@ def gguf_model_config(header: GgufHeader) -> ModelConfig:
     family = header.string("general.architecture")
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ModelFileError(f"{header.path}: GGUF architecture {family!r} is not supported, only {known}")
+        raise ModelFileError(f"{header.path}: GGUF architecture {family[:80]!r} is not supported, only {known}")
     num_files = header.integer("split.count", 1)
     if num_files > 1:
         raise ModelFileError(
@@ -36,10 +38,14 @@ def gguf_model_config(header: GgufHeader) -> ModelConfig:
         raise ModelFileError(
             f"{header.path}: GGUF mixture-of-experts models of architecture {family!r} are not supported"
         )
-    if "token_embd.weight" not in header.tensors:
-        raise ModelFileError(f"{header.path}: no token_embd.weight tensor (a vocabulary-only file?)")
-
     hidden_size = _positive(header, f"{family}.embedding_length")
+    vocab_size = _vocab_size(header, family, hidden_size)
+    num_layers = _positive(header, f"{family}.block_count")
+    # Before anything is allocated for layers that a wrong number says there are.
+    if num_layers > len(header.tensors):
+        raise ModelFileError(
+            f"{header.path}: {family}.block_count is {num_layers}, but there are only {len(header.tensors)} tensors"
+        )
     num_heads = _positive(header, f"{family}.attention.head_count")
     key_length = f"{family}.attention.key_length"
     if not header.has(key_length) and hidden_size % num_heads:
@@ -48,6 +54,8 @@ def gguf_model_config(header: GgufHeader) -> ModelConfig:
             f"and {key_length} is missing"
         )
     head_dim = _positive(header, key_length, hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelFileError(f"{header.path}: heads of {head_dim} dimensions cannot be rotated in pairs")
     num_kv_heads = _positive(header, f"{family}.attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
         raise ModelFileError(f"{header.path}: {num_kv_heads} key-value heads do not divide {num_heads} heads")
@@ -57,24 +65,25 @@ def gguf_model_config(header: GgufHeader) -> ModelConfig:
         raise ModelFileError(
             f"{header.path}: {family}.rope.dimension_count must equal the head size {head_dim} (no partial rotation)"
         )
+    bos_id = header.optional_integer("tokenizer.ggml.bos_token_id")
     return ModelConfig(
         architecture=ARCHITECTURES[family],
-        vocab_size=_vocab_size(header, family),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=_positive(header, f"{family}.feed_forward_length"),
-        num_layers=_positive(header, f"{family}.block_count"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=_positive(header, f"{family}.context_length"),
-        norm_eps=header.number(f"{family}.attention.layer_norm_rms_epsilon"),
+        norm_eps=_positive_number(header, f"{family}.attention.layer_norm_rms_epsilon"),
         rope=_rope(header, family, head_dim),
         tie_embeddings="output.weight" not in header.tensors,
         attention_bias="blk.0.attn_q.bias" in header.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in header.tensors,
-        sliding_window=header.optional_integer(f"{family}.attention.sliding_window") or None,
-        bos_id=header.optional_integer("tokenizer.ggml.bos_token_id"),
-        eos_ids=gguf_eos_ids(header),
+        sliding_window=_sliding_window(header, f"{family}.attention.sliding_window"),
+        bos_id=bos_id if bos_id is not None and 0 <= bos_id < vocab_size else None,
+        eos_ids=tuple(id for id in gguf_eos_ids(header) if 0 <= id < vocab_size),
         dtype="float32",
     )
 
@@ -85,46 +94,57 @@ def gguf_eos_ids(header: GgufHeader) -> tuple[int, ...]:
     return tuple(dict.fromkeys(id for id in found if id is not None))
 
 
-def _vocab_size(header: GgufHeader, family: str) -> int:
+def _vocab_size(header: GgufHeader, family: str, hidden_size: int) -> int:
+    tensor = header.tensors.get(_EMBEDDING)
+    if tensor is None:
+        raise ModelFileError(f"{header.path}: no {_EMBEDDING} tensor (a vocabulary-only file?)")
+    if len(tensor.shape) != 2 or tensor.shape[1] != hidden_size:
+        raise ModelFileError(
+            f"{header.path}: {_EMBEDDING} must have rows of {family}.embedding_length {hidden_size}, "
+            f"not the shape {tensor.shape}"
+        )
     # The embedding's rows decide: some files state a vocab_size that leaves out padding rows.
-    rows = header.tensors["token_embd.weight"].shape[0]
+    rows = tensor.shape[0]
     stated = header.integer(f"{family}.vocab_size", header.count(_TOKENS) if header.has(_TOKENS) else rows)
     if stated > rows:
-        raise ModelFileError(f"{header.path}: the vocabulary has {stated} tokens, token_embd.weight only {rows} rows")
+        raise ModelFileError(f"{header.path}: the vocabulary has {stated} tokens, {_EMBEDDING} only {rows} rows")
     return rows
 
 
+def _sliding_window(header: GgufHeader, key: str) -> int | None:
+    """None where the file has none, which it may say as 0."""
+    return _positive(header, key) if header.integer(key, 0) else None
+
+
 def _rope(header: GgufHeader, family: str, head_dim: int) -> RopeConfig:
-    theta = header.number(f"{family}.rope.freq_base", 10_000.0)
-    kind = header.string(f"{family}.rope.scaling.type", "none")
-    factor = header.number(f"{family}.rope.scaling.factor", 1.0)
+    prefix = f"{family}.rope.scaling"
+    theta = _positive_number(header, f"{family}.rope.freq_base", 10_000.0)
+    kind = header.string(f"{prefix}.type", "none")
     if "rope_freqs.weight" in header.tensors:
         if kind != "none":
-            raise ModelFileError(
-                f"{header.path}: both rope_freqs.weight and {family}.rope.scaling.type {kind!r} are given"
-            )
+            raise ModelFileError(f"{header.path}: both rope_freqs.weight and {prefix}.type {kind[:80]!r} are given")
         return RopeConfig(theta=theta, kind="factors", factors=_rope_factors(header, head_dim))
     if kind == "none":
-        legacy = header.number(f"{family}.rope.scale_linear", 1.0)
+        legacy = _positive_number(header, f"{family}.rope.scale_linear", 1.0)
         return RopeConfig(theta=theta, kind="linear", factor=legacy) if legacy != 1.0 else RopeConfig(theta=theta)
+    if kind not in ("linear", "yarn"):
+        raise ModelFileError(f"{header.path}: rope scaling {kind[:80]!r} is not supported, only none, linear and yarn")
+    factor = _positive_number(header, f"{prefix}.factor", 1.0)
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=factor)
-    if kind == "yarn":
-        prefix = f"{family}.rope.scaling"
-        scale = header.number(f"{prefix}.attn_factor", 1.0)
-        return RopeConfig(
-            theta=theta,
-            kind="yarn",
-            factor=factor,
-            original_max_position=_positive(
-                header, f"{prefix}.original_context_length", _positive(header, f"{family}.context_length")
-            ),
-            beta_fast=header.number(f"{prefix}.yarn_beta_fast", 32.0),
-            beta_slow=header.number(f"{prefix}.yarn_beta_slow", 1.0),
-            # GGUF's factor multiplies YaRN's own magnitude scale (arXiv:2309.00071, eq. 22); ours replaces it.
-            attention_factor=None if scale == 1.0 else scale * (0.1 * math.log(factor) + 1.0),
-        )
-    raise ModelFileError(f"{header.path}: rope scaling {kind!r} is not supported, only none, linear and yarn")
+    scale = _positive_number(header, f"{prefix}.attn_factor", 1.0)
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_position=_positive(
+            header, f"{prefix}.original_context_length", _positive(header, f"{family}.context_length")
+        ),
+        beta_fast=_positive_number(header, f"{prefix}.yarn_beta_fast", 32.0),
+        beta_slow=_positive_number(header, f"{prefix}.yarn_beta_slow", 1.0),
+        # GGUF's factor multiplies YaRN's own magnitude scale (arXiv:2309.00071, eq. 22); ours replaces it.
+        attention_factor=None if scale == 1.0 else scale * (0.1 * math.log(factor) + 1.0),
+    )
 
 
 def _rope_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
@@ -144,6 +164,13 @@ def _rope_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
 
 def _positive(header: GgufHeader, key: str, default: int | None = None) -> int:
     value = header.integer(key, default)
-    if value <= 0:
-        raise ModelFileError(f"{header.path}: {key} must be positive, not {value}")
+    if not 0 < value <= _LARGEST:
+        raise ModelFileError(f"{header.path}: {key} must be positive and at most {_LARGEST}, not {value}")
+    return value
+
+
+def _positive_number(header: GgufHeader, key: str, default: float | None = None) -> float:
+    value = header.number(key, default)
+    if not (value > 0 and math.isfinite(value)):
+        raise ModelFileError(f"{header.path}: {key} must be a positive number, not {value:g}")
     return value

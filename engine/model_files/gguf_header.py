@@ -35,7 +35,11 @@ _ARRAY = 9
 _MIN_KEY_VALUE_BYTES = 8 + 4 + 1
 _MIN_TENSOR_INFO_BYTES = 8 + 4 + 4 + 8
 _MAX_DIMENSIONS = 4
+_MAX_NAME_BYTES = 65_535
+_MAX_HEADER_BYTES = 1 << 28
+"""Ten times the largest vocabularies: a wrong length must not make metadata out of gigabytes of weights."""
 _DEFAULT_ALIGNMENT = 32
+_INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 
 Scalar = int | float | bool | str
 
@@ -135,6 +139,13 @@ class GgufHeader:
         code = _SCALARS[array.element_type].format[1:]
         return struct.unpack_from(f"<{array.count}{code}", self.raw, array.start)
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """The elements of an array of integers."""
+        array = self._array(key)
+        if array.element_type not in _INTEGERS:
+            raise ModelFileError(f"{self.path}: {key} must be an array of integers")
+        return struct.unpack_from(f"<{array.count}{_SCALARS[array.element_type].format[1:]}", self.raw, array.start)
+
     def data(self, key: str) -> bytes:
         """The elements of an array of 8-bit numbers as bytes."""
         array = self._array(key)
@@ -179,6 +190,8 @@ class _Reader:
         self.path = path
         self.data = data
         self.size = len(data)
+        self.end = min(self.size, _MAX_HEADER_BYTES)
+        """Where the header must have ended."""
         self.pos = 4
 
     def read(self) -> GgufHeader:
@@ -194,15 +207,26 @@ class _Reader:
 
         metadata: dict[str, Scalar | GgufArray] = {}
         for _ in range(num_keys):
-            key = self.string("a metadata key")
+            key = self.name("a metadata key")
+            if key in metadata:
+                raise ModelFileError(f"{self.path}: corrupt: the metadata key {key} is there twice")
             metadata[key] = self.value(key)
         infos = [self.tensor_info() for _ in range(num_tensors)]
 
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        if (
+            isinstance(alignment, bool)
+            or not isinstance(alignment, int)
+            or alignment <= 0
+            or alignment & (alignment - 1)
+        ):
             raise ModelFileError(f"{self.path}: general.alignment must be a power of two, not {alignment!r}")
         data_start = -(-self.pos // alignment) * alignment
-        tensors = {info[0]: self.tensor(*info, data_start) for info in infos}
+        tensors: dict[str, GgufTensor] = {}
+        for name, shape, type_id, offset in infos:
+            if name in tensors:
+                raise ModelFileError(f"{self.path}: corrupt: the tensor {name} is there twice")
+            tensors[name] = self.tensor(name, shape, type_id, data_start + offset)
         return GgufHeader(self.path, version, metadata, tensors, self.data[: self.pos])
 
     def value(self, key: str) -> Scalar | GgufArray:
@@ -232,17 +256,17 @@ class _Reader:
 
     def skip_strings(self, count: int, key: str) -> None:
         # The hot loop of the whole parse (one turn per vocabulary entry): no method call inside.
-        data, unpack, pos, limit = self.data, _U64.unpack_from, self.pos, self.size - 8
+        data, unpack, pos, limit = self.data, _U64.unpack_from, self.pos, self.end - 8
         for _ in range(count):
             if pos > limit:
                 raise self.truncated(key)
             pos += 8 + unpack(data, pos)[0]
-        if pos > self.size:
+        if pos > self.end:
             raise self.truncated(key)
         self.pos = pos
 
     def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string("a tensor name")
+        name = self.name("a tensor name")
         num_dims = self.u32(f"the rank of {name}")
         if not 1 <= num_dims <= _MAX_DIMENSIONS:
             raise ModelFileError(
@@ -251,12 +275,12 @@ class _Reader:
         dims = struct.unpack_from(f"<{num_dims}Q", self.data, self.take(8 * num_dims, name))
         return name, dims[::-1], self.u32(f"the type of {name}"), self.u64(f"the offset of {name}")
 
-    def tensor(
-        self, name: str, shape: tuple[int, ...], type_id: int, relative_offset: int, data_start: int
-    ) -> GgufTensor:
+    def tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> GgufTensor:
         kind = GGUF_TYPES.get(type_id)
         if kind is None:
             raise ModelFileError(f"{self.path}: tensor {name} has the unknown element type {type_id}")
+        if not all(shape):
+            raise ModelFileError(f"{self.path}: tensor {name} is empty: its shape is {shape}")
         if shape[-1] % kind.block_elements:
             raise ModelFileError(
                 f"{self.path}: rows of tensor {name} have {shape[-1]} elements, "
@@ -266,7 +290,6 @@ class _Reader:
         for extent in shape:
             num_elements *= extent
         size_bytes = num_elements // kind.block_elements * kind.block_bytes
-        offset = data_start + relative_offset
         if offset + size_bytes > self.size:
             raise ModelFileError(
                 f"{self.path}: truncated: tensor {name} ends at byte {offset + size_bytes}, the file has {self.size}"
@@ -275,7 +298,7 @@ class _Reader:
 
     def take(self, size_bytes: int, what: str) -> int:
         start = self.pos
-        if size_bytes > self.size - start:
+        if size_bytes > self.end - start:
             raise self.truncated(what)
         self.pos = start + size_bytes
         return start
@@ -294,8 +317,15 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise ModelFileError(f"{self.path}: {what} is not UTF-8") from error
 
+    def name(self, what: str) -> str:
+        """A string that error messages can quote."""
+        name = self.string(what)
+        if not name.isprintable() or len(name) > _MAX_NAME_BYTES:
+            raise ModelFileError(f"{self.path}: corrupt: {what} is {name[:80]!r}")
+        return name
+
     def check_count(self, count: int, min_bytes: int, what: str) -> None:
-        if count * min_bytes > self.size - self.pos:
+        if count * min_bytes > self.end - self.pos:
             raise ModelFileError(f"{self.path}: corrupt: {count} {what} do not fit in {self.size} bytes")
 
     def truncated(self, what: str) -> ModelFileError:

@@ -28,7 +28,7 @@ def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
 
         return tokenizer_from_gguf_llama(header)
     if kind != "gpt2":
-        raise ModelFileError(f"{header.path}: GGUF tokenizer {kind!r} is not supported, only gpt2 and llama")
+        raise ModelFileError(f"{header.path}: GGUF tokenizer {kind[:80]!r} is not supported, only gpt2 and llama")
     pre = _pre_tokenizer(header)
     return _build(header.path, gguf_facts(header, adds_bos_default=pre.adds_bos), _merges(header), pre)
 
@@ -60,7 +60,7 @@ def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
     kind = PRE_TOKENIZERS.get(name)
     if kind is None:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ModelFileError(f"{header.path}: tokenizer.ggml.pre {name!r} is not supported, only {known}")
+        raise ModelFileError(f"{header.path}: tokenizer.ggml.pre {name[:80]!r} is not supported, only {known}")
     return kind
 
 
@@ -70,7 +70,9 @@ def _merges(header: GgufHeader) -> list[tuple[str, str]]:
         # The first part may itself begin with a space in files that do not use the byte alphabet.
         cut = line.find(" ", 1)
         if cut < 0 or cut + 1 == len(line):
-            raise ModelFileError(f"{header.path}: {_MERGES}[{index}] {line!r} is not two parts with a space between")
+            raise ModelFileError(
+                f"{header.path}: {_MERGES}[{index}] {line[:80]!r} is not two parts with a space between"
+            )
         merges.append((line[:cut], line[cut + 1 :]))
     return merges
 
@@ -92,7 +94,9 @@ def _build(path: str, facts: GgufFacts, merges: Sequence[tuple[str, str]], pre: 
             unk_token=None if complete else tokens[0],
         )
     except Exception as error:  # the library raises bare Exception, for example for a merge outside the vocabulary
-        raise ModelFileError(f"{path}: the tokenizers library cannot build the vocabulary: {error}") from error
+        raise ModelFileError(
+            f"{path}: the tokenizers library cannot build the vocabulary: {str(error)[:200]!r}"
+        ) from error
     library = Tokenizer(model)
     if pre.nfc:
         library.normalizer = normalizers.NFC()

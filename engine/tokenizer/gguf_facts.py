@@ -30,7 +30,7 @@ def gguf_facts(header: GgufHeader, *, adds_bos_default: bool) -> GgufFacts:
     if not tokens:
         raise ModelFileError(f"{header.path}: tokenizer.ggml.tokens is empty")
     types_key = "tokenizer.ggml.token_type"
-    types = [int(kind) for kind in header.numbers(types_key)] if header.has(types_key) else [NORMAL] * len(tokens)
+    types = list(header.integers(types_key)) if header.has(types_key) else [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ModelFileError(f"{header.path}: {types_key} has {len(types)} entries, not {len(tokens)}")
 

@@ -21,6 +21,7 @@ from engine.tokenizer.sentencepiece_proto import (
 
 _SPACE = "▁"
 _MAX_THREADS = 8
+_LARGEST_SCORE = 3.4e38
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -46,7 +47,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._library = SentencePieceProcessor(model_proto=proto)
         except (RuntimeError, OSError, ValueError) as error:
-            raise ModelFileError(f"{file}: the sentencepiece library cannot read it: {error}") from error
+            raise ModelFileError(f"{file}: the sentencepiece library cannot read it: {str(error)[:200]!r}") from error
         self.strips_leading_space = adds_dummy_prefix
         self._literals = {**special, **added}
         self._split_all = _splitter(self._literals)
@@ -107,7 +108,7 @@ def tokenizer_from_model(path: Path) -> SentencePieceTokenizer:
         proto = path.read_bytes()
         library = SentencePieceProcessor(model_proto=proto)
     except (RuntimeError, OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: the sentencepiece library cannot read it: {error}") from error
+        raise ModelFileError(f"{path}: the sentencepiece library cannot read it: {str(error)[:200]!r}") from error
     num_pieces = library.get_piece_size()
     hf = read_hf_facts(path.parent)
     special = {
@@ -166,6 +167,8 @@ def tokenizer_from_gguf_llama(header: GgufHeader) -> SentencePieceTokenizer:
     pieces, scores = facts.tokens, header.numbers("tokenizer.ggml.scores")
     if len(scores) != len(pieces):
         raise ModelFileError(f"{header.path}: tokenizer.ggml.scores has {len(scores)} entries, not {len(pieces)}")
+    if not all(abs(score) <= _LARGEST_SCORE for score in scores):
+        raise ModelFileError(f"{header.path}: tokenizer.ggml.scores must be finite float32 numbers")
     unk_id = header.integer("tokenizer.ggml.unknown_token_id", 0)
     if not 0 <= unk_id < len(pieces):
         raise ModelFileError(f"{header.path}: tokenizer.ggml.unknown_token_id {unk_id} is beyond the vocabulary")

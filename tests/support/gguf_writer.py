@@ -1,7 +1,8 @@
-"""Small GGUF files for tests, written by the reference library."""
+"""Small GGUF files for tests, written by the reference library, or byte by byte where they are to be wrong."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -76,3 +77,53 @@ def bpe_keys(directory: Path, pre: str = "smollm") -> dict[str, Value]:
         "tokenizer.ggml.padding_token_id": 0,
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+SCALARS = dict(
+    zip(("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool"), range(8), strict=True), u64=10, i64=11, f64=12
+)
+"""GGUF's numbers of the value types that have a fixed size."""
+_CODES = dict(zip(SCALARS, "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+
+
+def raw_string(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(data)) + data
+
+
+def raw_value(kind: str, value: int | float | str | bytes | Sequence[int | float | str]) -> bytes:
+    """A typed value as a file has it. kind: a key of SCALARS or `string`, with `[]` behind it for an array."""
+    element = kind.removesuffix("[]")
+
+    def packed(item: int | float | str | bytes) -> bytes:
+        return raw_string(item) if isinstance(item, str | bytes) else struct.pack(f"<{_CODES[element]}", item)
+
+    number = struct.pack("<I", SCALARS.get(element, _STRING))
+    if kind == element:
+        assert isinstance(value, int | float | str | bytes)
+        return number + packed(value)
+    assert not isinstance(value, int | float)
+    return struct.pack("<I", _ARRAY) + number + struct.pack("<Q", len(value)) + b"".join(map(packed, value))
+
+
+def raw_tensor(name: str, dims: Sequence[int], kind: int = 0, offset: int = 0) -> bytes:
+    """An entry of the list of tensors; dims in the file's order, the fastest first. kind 0: F32."""
+    count = struct.pack("<I", len(dims))
+    return raw_string(name) + count + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
+
+
+def raw_gguf(
+    keys: Sequence[tuple[str, bytes]],
+    tensors: Sequence[bytes],
+    data_bytes: int = 0,
+    *,
+    num_keys: int | None = None,
+    num_tensors: int | None = None,
+    alignment: int = 32,
+) -> bytes:
+    """A whole file. keys: names with raw_value; tensors: raw_tensor. Counts other than theirs can be claimed."""
+    counts = (len(tensors) if num_tensors is None else num_tensors, len(keys) if num_keys is None else num_keys)
+    head = b"GGUF" + struct.pack("<IQQ", 3, *counts)
+    head += b"".join(raw_string(name) + value for name, value in keys) + b"".join(tensors)
+    return head + bytes(-len(head) % alignment + data_bytes)

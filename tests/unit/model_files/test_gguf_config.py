@@ -93,11 +93,33 @@ def test_rope_kinds(tmp_path: Path) -> None:
         ({"llama__block_count": "many"}, "must be an integer"),
         ({"llama__vocab_size": 301}, "only 300 rows"),
         ({"split__count": 2}, "merge the parts"),
+        ({"llama__block_count": 2}, "block_count is 2, but there are only 1 tensors"),
+        ({"llama__context_length": 2**31}, "context_length must be positive and at most"),
+        ({"llama__embedding_length": 64}, r"rows of llama\.embedding_length 64, not the shape \(300, 32\)"),
+        ({"llama__attention__key_length": 7, "llama__rope__dimension_count": 7}, "cannot be rotated in pairs"),
+        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon must be a positive number, not nan"),
+        ({"llama__rope__freq_base": -1.0}, "freq_base must be a positive number, not -1"),
+        ({"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 0.0}, "factor must be a positive"),
     ],
 )
 def test_errors(tmp_path: Path, keys: dict[str, Value], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         config(tmp_path, **keys)
+
+
+def test_ids_beyond_the_vocabulary_are_none(tmp_path: Path) -> None:
+    found = config(
+        tmp_path,
+        tokenizer__ggml__bos_token_id=2**32 - 1,
+        tokenizer__ggml__eos_token_id=300,
+        tokenizer__ggml__eot_token_id=299,
+    )
+    assert (found.bos_id, found.eos_ids) == (None, (299,))
+
+
+@pytest.mark.parametrize(("window", "expected"), [(0, None), (16, 16)])
+def test_sliding_window(tmp_path: Path, window: int, expected: int | None) -> None:
+    assert config(tmp_path, llama__attention__sliding_window=window).sliding_window == expected
 
 
 def test_other_architectures_are_refused_with_the_list(tmp_path: Path) -> None:
