@@ -15,7 +15,7 @@ TORCH := torch>=2.11,<2.14
 STAMP := $(VENV)/.setup-$(PYTHON_VERSION)
 ARGS ?=
 
-.PHONY: help setup serve test test-slow lint flags
+.PHONY: help setup cpu-kernels serve test test-slow lint flags
 
 help:
 	@echo "make setup      create .venv and install the engine with its tests' tools (TORCH_INDEX_URL=, PYTHON=)"
@@ -25,7 +25,11 @@ help:
 	@echo "make lint       ruff and ty"
 	@echo "make flags      rewrite the README's table of flags"
 
-setup: $(STAMP)
+setup: $(STAMP) cpu-kernels
+
+# Where there is no C++ compiler this says so, and torch does the work.
+cpu-kernels: $(STAMP)
+	@$(BIN)/python -m kernels.cpu.build
 
 $(STAMP): pyproject.toml
 	@if [ -z "$(PYTHON_VERSION)" ]; then \

@@ -14,6 +14,8 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "null", "delayed"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8"]
+KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
@@ -44,7 +46,27 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         LoadFormat, Meta(description="auto: real weights; dummy: random weights made from config.json alone.")
     ] = "auto"
-    dtype: Annotated[DType, Meta(description="Type of weights, activations and KV; auto is float32 on CPU.")] = "auto"
+    dtype: Annotated[
+        DType,
+        Meta(
+            description="Type of weights and activations. auto keeps the packed weights of a GGUF file packed on a CPU "
+            "and is float32 else; any other value de-quantises them."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Quantization | None,
+        Meta(
+            description="int8: weights of float checkpoints are packed to int8 in groups of 32 at load (on a CPU).",
+            extra={"auto": "as the checkpoint"},
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        KvCacheDType,
+        Meta(
+            description="Type of cached keys and values. auto: float16 beside packed weights, else the model's type; "
+            "int8 wants packed weights."
+        ),
+    ] = "auto"
     context_length: Annotated[
         Annotated[int, Meta(ge=8)] | None,
         Meta(description="Most tokens of prompt and answer together.", extra={"auto": "the model's own"}),
@@ -202,7 +224,10 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_workers: Annotated[int, Meta(ge=1, le=64, description="Tokenizer processes.")] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Threads of the CPU model.", extra={"auto": "the cores this process may use"}),
+        Meta(
+            description="Threads of the CPU model.",
+            extra={"auto": "the physical cores this process may use, within its control groups' CPU quota"},
+        ),
     ] = None
     on_crash: Annotated[
         OnCrash,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.cpu.matrix import PackedLinear, PackedMatrix
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
 
@@ -44,6 +45,24 @@ class ProcessKernel(Protocol):
     ) -> Tensor: ...
 
 
+class RopeStoreKernel(Protocol):
+    """The signature of `kernels.rope_store.rope_store`."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin_cache: Tensor,
+        kv: Tensor,
+        locations: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The chosen implementation of each operation; each torch reference documents shapes and meaning."""
@@ -51,10 +70,16 @@ class KernelSet:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    rope_store: RopeStoreKernel
     paged_attention: Callable[[Tensor, Tensor, AttentionBatch, float, int | None], Tensor]
+    embed: Callable[[Tensor, Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    packed_embed: Callable[[PackedMatrix, Tensor], Tensor]
+    packed_linear: Callable[[PackedLinear, Tensor], Tensor]
+    packed_gated_linear: Callable[[PackedLinear, Tensor], Tensor]
+    quantise_rows: Callable[[Tensor], Tensor]
+    norm_rows: Callable[[Tensor, Tensor, float], Tensor]
+    add_norm_rows: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     sample: SampleKernel
     argmax_rows: Callable[[Tensor], Tensor]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
@@ -69,6 +94,8 @@ class Target:
     device_type: str
     dtype: torch.dtype
     capability: tuple[int, int] = (0, 0)
+    packed: bool = False
+    """The weights are packed and the library of CPU kernels is there."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +111,60 @@ def _anywhere(target: Target) -> bool:
     return True
 
 
+def _packed_cpu(target: Target) -> bool:
+    return target.device_type == "cpu" and target.packed
+
+
+def _native(path: str) -> Implementation:
+    return Implementation("native", path, _packed_cpu)
+
+
+def _torch(path: str) -> Implementation:
+    return Implementation("torch", path, _anywhere)
+
+
+FORWARD_OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "rope_store",
+    "paged_attention",
+    "packed_embed",
+    "packed_linear",
+    "packed_gated_linear",
+    "quantise_rows",
+    "norm_rows",
+    "add_norm_rows",
+)
+"""What a forward pass over packed weights calls: if all are native, it can be recorded (kernels.cpu.program)."""
+
+
 # Per operation, best first: the first whose predicate holds is taken. A new implementation is one line here.
 IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
     {
-        "rms_norm": (Implementation("torch", "kernels.norm:rms_norm", _anywhere),),
-        "add_rms_norm": (Implementation("torch", "kernels.norm:add_rms_norm", _anywhere),),
-        "silu_and_mul": (Implementation("torch", "kernels.activation:silu_and_mul", _anywhere),),
-        "rope": (Implementation("torch", "kernels.rotary:rope", _anywhere),),
-        "write_kv": (Implementation("torch", "kernels.kv_write:write_kv", _anywhere),),
-        "paged_attention": (Implementation("torch", "kernels.attention:paged_attention", _anywhere),),
-        "linear": (Implementation("torch", "kernels.linear:linear", _anywhere),),
-        "sample": (Implementation("torch", "kernels.sampling:sample", _anywhere),),
-        "argmax_rows": (Implementation("torch", "kernels.sampling:argmax_rows", _anywhere),),
-        "adjust_logits": (Implementation("torch", "kernels.logits:adjust_logits", _anywhere),),
-        "processed_logits": (Implementation("torch", "kernels.logprobs:processed_logits", _anywhere),),
-        "score_tokens": (Implementation("torch", "kernels.logprobs:score_tokens", _anywhere),),
+        "rms_norm": (_native("kernels.cpu.norm:rms_norm"), _torch("kernels.norm:rms_norm")),
+        "add_rms_norm": (_native("kernels.cpu.norm:add_rms_norm"), _torch("kernels.norm:add_rms_norm")),
+        "silu_and_mul": (_torch("kernels.activation:silu_and_mul"),),
+        "rope_store": (_native("kernels.cpu.rotary:rope_store"), _torch("kernels.rope_store:rope_store")),
+        "paged_attention": (
+            _native("kernels.cpu.attention:paged_attention"),
+            _torch("kernels.attention:paged_attention"),
+        ),
+        "embed": (_torch("kernels.linear:embed"),),
+        "linear": (_torch("kernels.linear:linear"),),
+        "packed_embed": (_native("kernels.cpu.linear:packed_embed"), _torch("kernels.packed:packed_embed")),
+        "packed_linear": (_native("kernels.cpu.linear:packed_linear"), _torch("kernels.packed:packed_linear")),
+        "packed_gated_linear": (
+            _native("kernels.cpu.linear:packed_gated_linear"),
+            _torch("kernels.packed:packed_gated_linear"),
+        ),
+        "quantise_rows": (_native("kernels.cpu.linear:quantise_rows"), _torch("kernels.packed:quantise_rows")),
+        "norm_rows": (_native("kernels.cpu.norm:norm_rows"), _torch("kernels.packed:norm_rows")),
+        "add_norm_rows": (_native("kernels.cpu.norm:add_norm_rows"), _torch("kernels.packed:add_norm_rows")),
+        "sample": (_native("kernels.cpu.sampling:sample"), _torch("kernels.sampling:sample")),
+        "argmax_rows": (_native("kernels.cpu.sampling:argmax_rows"), _torch("kernels.sampling:argmax_rows")),
+        "adjust_logits": (_torch("kernels.logits:adjust_logits"),),
+        "processed_logits": (_torch("kernels.logprobs:processed_logits"),),
+        "score_tokens": (_native("kernels.cpu.logprobs:score_tokens"), _torch("kernels.logprobs:score_tokens")),
     }
 )
 
@@ -108,17 +174,25 @@ def select(
     dtype: torch.dtype,
     overrides: str | None = None,
     table: Mapping[str, tuple[Implementation, ...]] = IMPLEMENTATIONS,
+    *,
+    packed: bool = False,
 ) -> KernelSet:
     """Choose every operation's implementation for a device type ("cpu", "cuda") and a model dtype.
 
+    packed: the weights are packed, for the library of CPU kernels.
     overrides: `op=impl,...`; None reads the environment variable ENGINE_KERNELS. Raises ValueError, with the list of
     what there is, for an unknown operation or implementation and for one that does not serve this device and dtype.
     """
     capability = torch.cuda.get_device_capability() if device_type == "cuda" else (0, 0)
-    target = Target(device_type, dtype, capability)
+    target = Target(device_type, dtype, capability, packed)
     wanted = _parse(os.environ.get("ENGINE_KERNELS", "") if overrides is None else overrides, table)
     chosen = {f.name: _import(_choose(f.name, table[f.name], target, wanted.get(f.name))) for f in fields(KernelSet)}
     return KernelSet(**chosen)
+
+
+def can_record(kernels: KernelSet) -> bool:
+    """Whether a forward pass over packed weights runs by recordable operations alone."""
+    return all(getattr(kernels, op).__module__.startswith("kernels.cpu.") for op in FORWARD_OPS)
 
 
 def _parse(overrides: str, table: Mapping[str, tuple[Implementation, ...]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The dense product."""
+"""The dense product, and looking up rows."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ from torch import Tensor
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`. x: `[num_tokens, in_dim]`; weight: `[out_dim, in_dim]`; bias: `[out_dim]` or None."""
     return F.linear(x, weight, bias)
+
+
+def embed(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a table. table: `[vocab, dim]`; ids: int64 `[num_tokens]`; returns `[num_tokens, dim]`."""
+    return table.index_select(0, ids)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from scheduler_proc.cache.events import EventBus, ZmqPublisher
 from scheduler_proc.cache.groups import CacheGroup
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.cache.radix_tree import RadixTree
+from scheduler_proc.numerics import Numerics, choose_numerics, refuse_without_a_model
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
 from scheduler_proc.planner import Planner
@@ -26,6 +27,7 @@ from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
 
 if TYPE_CHECKING:
+    from kernels.dispatch import KernelSet
     from scheduler_proc.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ def build(
     """
     try:
         if config.device == "null":
+            refuse_without_a_model(config)
             device: Device = NullDevice(model.config.vocab_size)
             num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
         else:
@@ -158,33 +161,88 @@ def _tree_maker(
     return make
 
 
-def _model_device(config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None]) -> tuple[Device, int]:
+def _start_threads(config: EngineConfig, packed: bool) -> int:
+    """Give torch, or the CPU kernels in its stead, their threads; returns how many. Raises StartupError."""
+    import torch
+
+    from scheduler_proc.cpus import usable_cores
+
+    count = config.process.cpu_threads or usable_cores()
+    if not packed:
+        torch.set_num_threads(count)
+        return count
+    from kernels.cpu import native
+
+    # What is left to torch are small tensors: a second set of threads would only get in the way of the kernels'.
+    torch.set_num_threads(1)
+    try:
+        native.set_threads(count)
+    except OSError as error:
+        raise StartupError(f"--cpu-threads {count}: {error.strerror}") from error
+    return count
+
+
+def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[Decoder, KernelSet]:
+    """The model with its weights, and its kernels. Raises ConfigError, ModelFileError, StartupError."""
     import torch
 
     from kernels.dispatch import select
-    from scheduler_proc.cache.kv_pool import KVPool, available_memory, default_tokens, fraction_tokens
     from scheduler_proc.models.decoder import Decoder
     from scheduler_proc.models.registry import spec_of
     from scheduler_proc.weights.load import load_weights
-    from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
-    from scheduler_proc.worker.device_slots import DeviceSlots
-    from scheduler_proc.worker.model_runner import ModelRunner
 
-    torch.set_num_threads(config.process.cpu_threads or len(os.sched_getaffinity(0)))
-    options = config.scheduler
-    place = torch.device("cpu")
-    available = available_memory()
-    dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
+    threads = _start_threads(config, numerics.packed)
+    place, dtype, begin = torch.device("cpu"), numerics.dtype, time.monotonic()
+    spec, longest = spec_of(model.config), context_length(config, model)
     try:
-        kernels = select(place.type, dtype)
+        kernels = select(place.type, dtype, packed=True) if numerics.packed else select(place.type, dtype)
     except ValueError as error:
         raise ConfigError(f"ENGINE_KERNELS: {error}") from error
-    begin = time.monotonic()
-    decoder = Decoder(spec_of(model.config), kernels, place, dtype, max_position=context_length(config, model))
-    load_weights(decoder, model, _shown())
+    if numerics.packed:
+        from scheduler_proc.layers.packed import Packed
+
+        decoder = Decoder(spec, kernels, place, dtype, max_position=longest, method=Packed(kernels))
+    else:
+        decoder = Decoder(spec, kernels, place, dtype, max_position=longest)
+    counts = load_weights(decoder, model, _shown())
+    log.info(
+        "event=weights_loaded seconds=%.1f dtype=%s%s threads=%d",
+        time.monotonic() - begin,
+        dtype,
+        _packing(counts) if numerics.packed else "",
+        threads,
+    )
+    return decoder, kernels
+
+
+def _packing(counts: Counter[str]) -> str:
+    from kernels.cpu import native
+
+    kinds = ",".join(f"{kind}:{count}" for kind, count in sorted(counts.items()))
+    return f" packing={kinds} isa={native.isa()}"
+
+
+def _model_device(config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None]) -> tuple[Device, int]:
+    from kernels.dispatch import can_record
+    from scheduler_proc.cache.kv_pool import (
+        KVPool,
+        available_memory,
+        bytes_per_token,
+        default_tokens,
+        fraction_tokens,
+    )
+    from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
+    from scheduler_proc.worker.device_slots import DeviceSlots
+    from scheduler_proc.worker.forward import EagerForward, Forward, ProgramForward
+    from scheduler_proc.worker.model_runner import ModelRunner
+
+    options = config.scheduler
+    available = available_memory()
+    numerics = choose_numerics(config, model)
+    decoder, kernels = _load(config, model, numerics)
     decoder.on_layer = on_layer
-    log.info("event=weights_loaded seconds=%.1f dtype=%s", time.monotonic() - begin, dtype)
-    per_token = _kv_bytes_per_token(decoder)
+    shape, kv_dtype, place = decoder.kv_shape, numerics.kv_dtype, decoder.device
+    per_token = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
     num_tokens = options.max_total_tokens
     if num_tokens is None and options.mem_fraction_static is not None:
         weights = sum(tensor.nbytes for tensor in decoder.parameters().values())
@@ -192,20 +250,24 @@ def _model_device(config: EngineConfig, model: ModelFiles, on_layer: Callable[[]
     elif num_tokens is None:
         num_tokens = default_tokens(per_token, options.page_size)
     num_pages = num_tokens // options.page_size
-    shape = decoder.kv_shape
-    kv_pool = KVPool(shape.num_layers, num_pages, options.page_size, shape.num_kv_heads, shape.head_dim, dtype, place)
+    kv_pool = KVPool(
+        shape.num_layers, num_pages, options.page_size, shape.num_kv_heads, shape.head_dim, kv_dtype, place
+    )
     longest = min(context_length(config, model), num_pages * options.page_size)
     max_pages = -(-longest // options.page_size)
     slots = DeviceSlots(options.max_running_requests, max_pages, place)
-    runner = ModelRunner(decoder, kernels, kv_pool, slots, options.page_size, options.logprobs_mode)
+    forward: Forward
+    if numerics.packed and can_record(kernels):
+        most_tokens = max(options.chunked_prefill_size, options.max_running_requests)
+        forward = ProgramForward(decoder, kv_pool.layers, slots, options.page_size, most_tokens)
+    else:
+        forward = EagerForward(decoder, kv_pool.layers, slots, options.page_size)
+    runner = ModelRunner(decoder, kernels, kv_pool, slots, forward, options.logprobs_mode)
     device: Device = DelayedDevice(runner) if config.device == "delayed" else CpuDevice(runner)
-    log.info("event=kv_pool tokens=%d pages=%d page_size=%d", num_tokens, num_pages, options.page_size)
+    log.info(
+        "event=kv_pool tokens=%d pages=%d page_size=%d dtype=%s", num_tokens, num_pages, options.page_size, kv_dtype
+    )
     return device, num_tokens
-
-
-def _kv_bytes_per_token(decoder: Decoder) -> int:
-    shape = decoder.kv_shape
-    return shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * decoder.dtype.itemsize
 
 
 def _shown() -> Callable[[str, int, int], None]:

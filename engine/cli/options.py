@@ -65,8 +65,8 @@ class Option(msgspec.Struct, frozen=True):
         if isinstance(kind, inspect.BoolType):
             return "true or false"
         if isinstance(kind, inspect.LiteralType):
-            return f"one of {', '.join(self.choices)}"
-        if isinstance(kind, inspect.IntType):
+            text = f"one of {', '.join(self.choices)}"
+        elif isinstance(kind, inspect.IntType):
             text = "an integer" + _range(kind)
         elif isinstance(kind, inspect.FloatType):
             text = "a finite number" + _range(kind)

@@ -16,6 +16,8 @@ SHOWN_OPTIONS = (
     "revision",
     "load_format",
     "dtype",
+    "quantization",
+    "kv_cache_dtype",
     "context_length",
     "served_model_name",
     "chat_template",

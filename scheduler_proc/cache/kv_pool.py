@@ -16,10 +16,15 @@ DEFAULT_TOKENS = 65_536
 """Most tokens of KV that a CPU start takes unasked."""
 MEMORY_SHARE = 0.25
 """Most of the available memory that a CPU start takes for KV unasked."""
+SCALE_BYTES = 4
+"""What follows an int8 head: the float32 that its codes are multiplied by."""
 
 
 class KVPool:
-    """Per layer one tensor [num_pages, 2, page_size, num_kv_heads, head_dim]; index 0 of axis 1 is K, 1 is V."""
+    """Per layer one tensor [num_pages, 2, page_size, num_kv_heads, head_dim]; index 0 of axis 1 is K, 1 is V.
+
+    dtype torch.int8: the last axis is head_dim codes and then the SCALE_BYTES of their scale; value = code * scale.
+    """
 
     def __init__(
         self,
@@ -31,13 +36,29 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_pages, 2, page_size, num_kv_heads, head_dim)
+        shape = (num_pages, 2, page_size, num_kv_heads, _head_bytes(head_dim, dtype) // dtype.itemsize)
         self.layers = [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
     def fill(self, pages: torch.Tensor, value: float) -> None:
-        """Overwrite whole pages (int64 [m]) of every layer."""
+        """Overwrite whole pages (int64 [m]) of every layer: each key and value reads as about `value` afterwards."""
         for layer in self.layers:
-            layer[pages] = value
+            layer[pages] = _int8_head(layer.shape[-1], value).to(layer.device) if layer.dtype == torch.int8 else value
+
+
+def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a pool for each of its tokens."""
+    return num_layers * 2 * num_kv_heads * _head_bytes(head_dim, dtype)
+
+
+def _head_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
+def _int8_head(size: int, value: float) -> torch.Tensor:
+    """int8 [size]: the greatest code in all places, and the scale that makes it `value`."""
+    largest = torch.iinfo(torch.int8).max
+    codes = torch.full((size - SCALE_BYTES,), largest, dtype=torch.int8)
+    return torch.cat([codes, torch.tensor([value / largest], dtype=torch.float32).view(torch.int8)])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

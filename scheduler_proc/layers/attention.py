@@ -33,6 +33,7 @@ class Attention:
         self._head_dim = spec.head_dim
         self._scale = spec.head_dim**-0.5
         self._window = window
+        self._norm_eps = spec.norm_eps
         dim = spec.head_dim
         heads = (Part("q", spec.num_heads, dim), Part("k", spec.num_kv_heads, dim), Part("v", spec.num_kv_heads, dim))
         self._qkv = Linear(
@@ -75,10 +76,8 @@ class Attention:
         """`[num_tokens, hidden] -> [num_tokens, hidden]`; writes this step's keys and values into kv first."""
         parts = self._qkv(x).split(self._qkv.out_sizes, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        self._kernels.rope(q, k, positions, cos_sin_cache)
-        self._kernels.write_kv(kv, k, v, locations)
+        norms = [None if norm is None else norm.weight for norm in (self._q_norm, self._k_norm)]
+        self._kernels.rope_store(q, k, v, positions, cos_sin_cache, kv, locations, *norms, self._norm_eps)
         out = self._kernels.paged_attention(q, kv, batch, self._scale, self._window)
         return self._o(out.flatten(1))
 

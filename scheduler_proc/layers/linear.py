@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
@@ -11,48 +11,89 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
+from kernels.packed_rows import PackedRows
 from scheduler_proc.layers.target import LoadTarget, Shard
 
 Split = Literal["out", "in", "none"]
 
 
+class Weight(Protocol):
+    """The parameters of a linear layer or a table, as a method stores and applies them. Sizes are this shard's."""
+
+    def load(self, name: str, rows: slice, value: Tensor | PackedRows) -> None:
+        """Store the checkpoint's parameter `name` (weight, bias), already cut to this shard, in output rows `rows`."""
+        ...
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What is stored, by name."""
+        ...
+
+    def apply(self, x: Tensor) -> Tensor:
+        """`[num_tokens, in_dim] -> [num_tokens, out_dim]`; also takes what the method's norms and gates give."""
+        ...
+
+    def apply_gated(self, x: Tensor) -> Tensor:
+        """`silu(first half) * second half` of apply, as input of another layer of this method."""
+        ...
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Rows `[num_tokens, in_dim]` of the weight in the type of the activations; ids: int64 `[num_tokens]`."""
+        ...
+
+
 class LinearMethod(Protocol):
-    """How a linear layer's weight is stored and applied. Sizes are this process's shard's."""
+    """How weights are stored and applied; chosen once for a model."""
 
-    def create(
-        self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype
-    ) -> dict[str, Tensor]:
-        """Allocate the layer's parameters."""
+    @property
+    def takes_packed(self) -> bool:
+        """Weights load from a file's packed rows."""
         ...
 
-    def load(self, params: Mapping[str, Tensor], name: str, rows: slice, tensor: Tensor) -> None:
-        """Store `tensor`, the checkpoint's parameter `name`, already cut to this shard, in output rows `rows`."""
+    @property
+    def quantises(self) -> bool:
+        """Norms before linear layers give activation rows (kernels/packed.py) rather than floats."""
         ...
 
-    def apply(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """`[num_tokens, in_dim] -> [num_tokens, out_dim]`."""
+    def create(self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype) -> Weight:
+        """Allocate a layer's parameters."""
         ...
 
 
 @dataclass(frozen=True)
 class Unquantised:
-    """Weight `[out_dim, in_dim]` and bias `[out_dim]` in the model's dtype."""
+    """Weights `[out_dim, in_dim]` and biases `[out_dim]` in the model's dtype."""
 
     kernels: KernelSet
+    takes_packed: bool = field(default=False, init=False)
+    quantises: bool = field(default=False, init=False)
 
-    def create(
-        self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype
-    ) -> dict[str, Tensor]:
-        params = {"weight": torch.empty(out_dim, in_dim, device=device, dtype=dtype)}
-        if bias:
-            params["bias"] = torch.zeros(out_dim, device=device, dtype=dtype)
-        return params
+    def create(self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype) -> DenseWeight:
+        weight = torch.empty(out_dim, in_dim, device=device, dtype=dtype)
+        return DenseWeight(self.kernels, weight, torch.zeros(out_dim, device=device, dtype=dtype) if bias else None)
 
-    def load(self, params: Mapping[str, Tensor], name: str, rows: slice, tensor: Tensor) -> None:
-        params[name][rows].copy_(tensor)
 
-    def apply(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return self.kernels.linear(x, params["weight"], params.get("bias"))
+@dataclass(frozen=True, eq=False)
+class DenseWeight:
+    """A dense matrix and its bias."""
+
+    kernels: KernelSet
+    weight: Tensor
+    bias: Tensor | None
+
+    def load(self, name: str, rows: slice, value: Tensor | PackedRows) -> None:
+        self.parameters()[name][rows].copy_(value.dequantise() if isinstance(value, PackedRows) else value)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.kernels.linear(x, self.weight, self.bias)
+
+    def apply_gated(self, x: Tensor) -> Tensor:
+        return self.kernels.silu_and_mul(self.apply(x))
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self.kernels.embed(self.weight, ids)
 
 
 @dataclass(frozen=True)
@@ -119,11 +160,15 @@ class Linear:
         ends = torch.tensor(sizes).cumsum(0).tolist()
         self._place = {p.name: slice(end - size, end) for p, size, end in zip(parts, sizes, ends, strict=True)}
         local_in = in_dim // shard.size if split == "in" else in_dim
-        self._params = method.create(sum(sizes), local_in, bias, device, dtype)
+        self._weight = method.create(sum(sizes), local_in, bias, device, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[num_tokens, in_dim] -> [num_tokens, sum of the parts' out_dim]` (this shard's)."""
-        return self._method.apply(self._params, x)
+        return self._weight.apply(x)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """`silu(first part) * second part` as input of the next layer; two parts of equal size."""
+        return self._weight.apply_gated(x)
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -131,27 +176,30 @@ class Linear:
         return tuple(rows.stop - rows.start for rows in self._place.values())
 
     def parameters(self) -> dict[str, Tensor]:
-        return {f"{self.name}.{key}": tensor for key, tensor in self._params.items()}
+        return {f"{self.name}.{key}": tensor for key, tensor in self._weight.parameters().items()}
 
     def targets(self, prefix: str) -> dict[str, LoadTarget]:
         """What to load, named `{prefix}.{part}.weight` and `{prefix}.{part}.bias`."""
         found: dict[str, LoadTarget] = {}
         for part in self._parts:
             weight = (part.out_dim, self._in_dim)
-            found[f"{prefix}.{part.name}.weight"] = LoadTarget(weight, partial(self._load_weight, part.name))
+            found[f"{prefix}.{part.name}.weight"] = LoadTarget(
+                weight, partial(self._load_weight, part.name), takes_packed=self._method.takes_packed
+            )
             if self._bias:
                 found[f"{prefix}.{part.name}.bias"] = LoadTarget((part.out_dim,), partial(self._load_bias, part.name))
         return found
 
-    def _load_weight(self, part: str, tensor: Tensor) -> None:
-        tensor = tensor[self._source[part]]
+    def _load_weight(self, part: str, value: Tensor | PackedRows) -> None:
+        value = value[self._source[part]]
         if self._split == "in":
             count = self._in_dim // self._shard.size
-            tensor = tensor[:, self._shard.rank * count : (self._shard.rank + 1) * count]
-        self._method.load(self._params, "weight", self._place[part], tensor)
+            value = value[:, self._shard.rank * count : (self._shard.rank + 1) * count]
+        self._weight.load("weight", self._place[part], value)
 
-    def _load_bias(self, part: str, tensor: Tensor) -> None:
+    def _load_bias(self, part: str, tensor: Tensor | PackedRows) -> None:
+        assert isinstance(tensor, Tensor)
         if self._split == "in" and self._shard.rank:
             # The partial sums are added up: the bias must count once.
             tensor = torch.zeros_like(tensor)
-        self._method.load(self._params, "bias", self._place[part], tensor[self._source[part]])
+        self._weight.load("bias", self._place[part], tensor[self._source[part]])

@@ -53,7 +53,7 @@ class GatedMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[num_tokens, hidden] -> [num_tokens, hidden]`."""
-        return self._down(self._kernels.silu_and_mul(self._gate_up(x)))
+        return self._down(self._gate_up.gated(x))
 
     def parameters(self) -> dict[str, Tensor]:
         return self._gate_up.parameters() | self._down.parameters()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
+from kernels.packed_rows import PackedRows
 from scheduler_proc.layers.target import LoadTarget
 
 
@@ -13,20 +14,30 @@ class RmsNorm:
     """RMS norm over the last dimension, with a weight `[dim]`; whole on every process."""
 
     def __init__(
-        self, name: str, dim: int, eps: float, *, kernels: KernelSet, device: torch.device, dtype: torch.dtype
+        self,
+        name: str,
+        dim: int,
+        eps: float,
+        *,
+        kernels: KernelSet,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantises: bool = False,
     ) -> None:
+        """quantises: results are activation rows (kernels/packed.py), for linear layers that take them."""
         self.name = name
         self.weight = torch.ones(dim, device=device, dtype=dtype)
         self._eps = eps
-        self._kernels = kernels
+        self._norm = kernels.norm_rows if quantises else kernels.rms_norm
+        self._add_norm = kernels.add_norm_rows if quantises else kernels.add_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[..., dim] -> [..., dim]`."""
-        return self._kernels.rms_norm(x, self.weight, self._eps)
+        """`[num_tokens, dim] -> [num_tokens, dim]`, or activation rows."""
+        return self._norm(x, self.weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """`(norm(x + residual), x + residual)`; neither argument may be read afterwards."""
-        return self._kernels.add_rms_norm(x, residual, self.weight, self._eps)
+        return self._add_norm(x, residual, self.weight, self._eps)
 
     def parameters(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.weight}
@@ -34,5 +45,6 @@ class RmsNorm:
     def targets(self) -> dict[str, LoadTarget]:
         return {f"{self.name}.weight": LoadTarget(tuple(self.weight.shape), self._load, is_norm=True)}
 
-    def _load(self, tensor: Tensor) -> None:
+    def _load(self, tensor: Tensor | PackedRows) -> None:
+        assert isinstance(tensor, Tensor)
         self.weight.copy_(tensor)

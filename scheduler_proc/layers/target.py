@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.packed_rows import PackedRows
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -22,6 +24,8 @@ class LoadTarget:
 
     shape: tuple[int, ...]
     """Shape of the whole tensor, before sharding."""
-    load: Callable[[Tensor], object]
+    load: Callable[[Tensor | PackedRows], object]
     is_norm: bool = False
     """A norm's weight, neutral at 1 rather than 0."""
+    takes_packed: bool = False
+    """`load` keeps a matrix packed: it takes PackedRows where the checkpoint has them, and packs floats itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.dispatch import KernelSet
 from scheduler_proc.layers.attention import Attention
-from scheduler_proc.layers.linear import LinearMethod, Unquantised
+from scheduler_proc.layers.linear import LinearMethod, Unquantised, Weight
 from scheduler_proc.layers.mlp import GatedMlp
 from scheduler_proc.layers.norm import RmsNorm
 from scheduler_proc.layers.rotary import cos_sin_cache
@@ -65,13 +66,24 @@ class Decoder:
         self.kernels = kernels
         kv_heads = max(1, spec.num_kv_heads // tp_size)
         self.kv_shape = KvShape(spec.num_layers, kv_heads, spec.head_dim)
-        self._embed = torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype)
-        self._lm_head = self._embed if spec.tie_embeddings else torch.empty_like(self._embed)
+        self._method = method
+        self._embed = method.create(spec.vocab_size, spec.hidden_size, False, device, dtype)
+        self._lm_head = self._embed
+        if not spec.tie_embeddings:
+            self._lm_head = method.create(spec.vocab_size, spec.hidden_size, False, device, dtype)
         num_positions = spec.max_position if max_position is None else min(max_position, spec.max_position)
         self._cos_sin = cos_sin_cache(spec.rope, spec.head_dim, num_positions, device)
 
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm(name, spec.hidden_size, spec.norm_eps, kernels=kernels, device=device, dtype=dtype)
+        def norm(name: str, quantises: bool) -> RmsNorm:
+            return RmsNorm(
+                name,
+                spec.hidden_size,
+                spec.norm_eps,
+                kernels=kernels,
+                device=device,
+                dtype=dtype,
+                quantises=quantises,
+            )
 
         def layer(i: int) -> _Layer:
             name = f"layers.{i}"
@@ -87,10 +99,12 @@ class Decoder:
                 dtype=dtype,
             )
             mlp = GatedMlp(f"{name}.mlp", spec, kernels=kernels, method=method, shard=shard, device=device, dtype=dtype)
-            return _Layer(norm(f"{name}.attn_norm"), attn, norm(f"{name}.mlp_norm"), mlp)
+            return _Layer(
+                norm(f"{name}.attn_norm", method.quantises), attn, norm(f"{name}.mlp_norm", method.quantises), mlp
+            )
 
         self._layers = tuple(layer(i) for i in range(spec.num_layers))
-        self._norm = norm("norm")
+        self._norm = norm("norm", False)
         self.on_layer: Callable[[], None] = _nothing
         """Called after every layer that ran on the host: a long step is a sign of life, not a hang."""
 
@@ -103,7 +117,7 @@ class Decoder:
         what rotary uses; locations: int64 `[num_tokens]`, `page * page_size + offset` where each token's key and value
         go; kv: per layer `[num_pages, 2, page_size, num_kv_heads, head_dim]`.
         """
-        x = inputs.to(self.dtype) if inputs.is_floating_point() else self._embed.index_select(0, inputs)
+        x = inputs.to(self.dtype) if inputs.is_floating_point() else self._embed.lookup(inputs)
         residual: Tensor | None = None
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             if residual is None:
@@ -120,29 +134,37 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 `[rows, vocab]` from the hidden states `[rows, hidden]` of the tokens that need them."""
-        return self.kernels.linear(hidden, self._lm_head, None).float()
+        return self._lm_head.apply(hidden).float()
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter as stored (fused, sharded) by name; a tied output projection is not repeated."""
-        found = {"embed.weight": self._embed}
+        found = _named("embed", self._embed)
         for layer in self._layers:
             for part in (layer.attn_norm, layer.attn, layer.mlp_norm, layer.mlp):
                 found |= part.parameters()
         found |= self._norm.parameters()
         if not self.spec.tie_embeddings:
-            found["lm_head.weight"] = self._lm_head
+            found |= _named("lm_head", self._lm_head)
         return found
 
     def targets(self) -> dict[str, LoadTarget]:
         """Every tensor to load, unfused and whole, under the names that a Family maps to a checkpoint's."""
-        shape = (self.spec.vocab_size, self.spec.hidden_size)
-        found = {"embed.weight": LoadTarget(shape, self._embed.copy_)}
+        found = {"embed.weight": self._table_target(self._embed)}
         for layer in self._layers:
             found |= layer.attn_norm.targets() | layer.attn.targets() | layer.mlp_norm.targets() | layer.mlp.targets()
         found |= self._norm.targets()
         if not self.spec.tie_embeddings:
-            found["lm_head.weight"] = LoadTarget(shape, self._lm_head.copy_)
+            found["lm_head.weight"] = self._table_target(self._lm_head)
         return found
+
+    def _table_target(self, table: Weight) -> LoadTarget:
+        rows = slice(0, self.spec.vocab_size)
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        return LoadTarget(shape, partial(table.load, "weight", rows), takes_packed=self._method.takes_packed)
+
+
+def _named(name: str, weight: Weight) -> dict[str, Tensor]:
+    return {f"{name}.{key}": tensor for key, tensor in weight.parameters().items()}
 
 
 def _nothing() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.packed_rows import PackedRows
+
 
 @dataclass(frozen=True)
 class CheckpointTensor:
@@ -20,3 +22,5 @@ class CheckpointTensor:
     """Bytes in the file."""
     read: Callable[[], Tensor]
     """Reads the tensor on the host. Raises ModelFileError naming tensor and file."""
+    read_packed: Callable[[], PackedRows] | None = None
+    """Maps a quantised matrix as the file has it, without a copy; None for other tensors. Raises ModelFileError."""

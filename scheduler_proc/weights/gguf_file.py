@@ -1,38 +1,24 @@
-"""Tensors of GGUF files, de-quantised one at a time from the mapped file."""
+"""Tensors of GGUF files, one at a time from the mapped file: packed as they are, or de-quantised."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import torch
-from gguf import quants
 from torch import Tensor
 
 from engine.errors import ModelFileError
 from engine.model_files.gguf_header import GgufTensor, read_gguf_header
+from kernels.packed_rows import PACKED_KINDS, PackedRows
 from scheduler_proc.weights.checkpoint import CheckpointTensor
 
-_BLOCK_CODECS = MappingProxyType(
-    {
-        "Q4_0": quants.Q4_0,
-        "Q4_1": quants.Q4_1,
-        "Q5_0": quants.Q5_0,
-        "Q5_1": quants.Q5_1,
-        "Q8_0": quants.Q8_0,
-        "Q4_K": quants.Q4_K,
-        "Q5_K": quants.Q5_K,
-        "Q6_K": quants.Q6_K,
-        "BF16": quants.BF16,
-    }
-)
-READABLE_TYPES = ("F32", "F16", *_BLOCK_CODECS)
+_FLOATS = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+READABLE_TYPES = (*_FLOATS, *PACKED_KINDS)
 """ggml element types that can be loaded."""
-
-# Elements de-quantised at once: small enough for the intermediate arrays to stay in cache.
-_CHUNK_ELEMENTS = 1 << 17
 
 
 def gguf_tensors(files: Sequence[str]) -> list[CheckpointTensor]:
@@ -48,8 +34,9 @@ def gguf_tensors(files: Sequence[str]) -> list[CheckpointTensor]:
                     f"{file}: tensor {tensor.name} has the type {tensor.type.name}, "
                     f"which cannot be loaded; readable: {', '.join(READABLE_TYPES)}"
                 )
+            read_packed = partial(_map_packed, file, tensor) if _is_packed_matrix(tensor) else None
             read = partial(_read, file, tensor)
-            found.append(CheckpointTensor(tensor.name, tensor.shape, file, tensor.size_bytes, read))
+            found.append(CheckpointTensor(tensor.name, tensor.shape, file, tensor.size_bytes, read, read_packed))
     return found
 
 
@@ -63,20 +50,31 @@ def unpermute_rotary_rows(tensor: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
+def has_packed_matrices(files: Sequence[str]) -> bool:
+    """Whether any matrix of the files can stay packed. Reads headers only; raises ModelFileError."""
+    return any(_is_packed_matrix(tensor) for file in files for tensor in read_gguf_header(file).tensors.values())
+
+
+def _is_packed_matrix(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.type.name in PACKED_KINDS
+
+
 def _read(file: str, tensor: GgufTensor) -> Tensor:
-    kind = tensor.type
-    num_blocks = tensor.size_bytes // kind.block_bytes
+    dtype = _FLOATS.get(tensor.type.name)
+    if dtype is not None:
+        return _map(file, tensor).view(dtype).to(torch.float32, copy=True).reshape(tensor.shape)
+    return _map_packed(file, tensor).dequantise().reshape(tensor.shape)
+
+
+def _map_packed(file: str, tensor: GgufTensor) -> PackedRows:
+    rows = math.prod(tensor.shape[:-1])
+    return PackedRows(tensor.type.name, _map(file, tensor).reshape(rows, -1), tensor.shape[-1])
+
+
+def _map(file: str, tensor: GgufTensor) -> Tensor:
+    """uint8 `[size_bytes]`: the tensor's bytes, mapped."""
     try:
-        data = np.memmap(file, np.uint8, "r", tensor.offset, (num_blocks, kind.block_bytes))
+        # Copy on write rather than read only: torch has no read-only tensors, and warns of what it cannot write to.
+        return torch.from_numpy(np.memmap(file, np.uint8, "c", tensor.offset, (tensor.size_bytes,)))
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{file}: tensor {tensor.name} cannot be read: {error}") from error
-    values = np.empty((num_blocks, kind.block_elements), np.float32)
-    if kind.name in ("F32", "F16"):
-        np.copyto(values, data.view(np.float32 if kind.name == "F32" else np.float16))
-    else:
-        codec = _BLOCK_CODECS[kind.name]
-        step = max(1, _CHUNK_ELEMENTS // kind.block_elements)
-        # Block by block numbers are the same as whole rows; the package's own row loop is half as fast.
-        for start in range(0, num_blocks, step):
-            values[start : start + step] = codec.dequantize_blocks(np.asarray(data[start : start + step]))
-    return torch.from_numpy(values).reshape(tensor.shape)

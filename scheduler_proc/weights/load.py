@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.errors import ModelFileError
 from engine.model_files.types import ModelFiles
+from kernels.packed_rows import PackedRows
 from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.models.registry import family_of
@@ -19,39 +22,44 @@ from scheduler_proc.weights.dummy import dummy_tensor
 Progress = Callable[[str, int, int], None]
 """Called after each tensor with (its file, bytes read so far, bytes in all)."""
 
+INT8 = "int8"
+"""The kind of weights that a checkpoint has as floats and the model keeps packed."""
+
 _MAX_LISTED = 8
 
 
 @torch.inference_mode()
-def load_weights(decoder: Decoder, files: ModelFiles, progress: Progress | None = None) -> None:
+def load_weights(decoder: Decoder, files: ModelFiles, progress: Progress | None = None) -> Counter[str]:
     """Fill every parameter of `decoder` from `files`, tensor by tensor.
 
-    Host memory beyond the parameters stays within one mapped file and one tensor. Raises ModelFileError: once, before
-    anything is read, for all missing, unknown and misshapen tensors together; or for a tensor that cannot be read.
+    Returns how many tensors went packed into the model, by kind: GGUF's name of it, or INT8 for what was packed only
+    now. Host memory beyond the parameters stays within one mapped file and one tensor. Raises ModelFileError: once,
+    before anything is read, for all missing, unknown and misshapen tensors together; or for a tensor that cannot be
+    read.
     """
     targets = decoder.targets()
     if files.format == "dummy":
-        _load_dummy(targets, progress or _silent)
-    else:
-        _load_checkpoint(decoder.spec, targets, files, progress or _silent)
+        return _load_dummy(targets, progress or _silent)
+    return _load_checkpoint(decoder.spec, targets, files, progress or _silent)
 
 
 def _silent(file: str, done_bytes: int, total_bytes: int) -> None:
     pass
 
 
-def _load_dummy(targets: Mapping[str, LoadTarget], progress: Progress) -> None:
+def _load_dummy(targets: Mapping[str, LoadTarget], progress: Progress) -> Counter[str]:
     sizes = {name: 4 * torch.Size(target.shape).numel() for name, target in targets.items()}
     done, total = 0, sum(sizes.values())
     for name, target in targets.items():
         target.load(dummy_tensor(name, target))
         done += sizes[name]
         progress("dummy", done, total)
+    return Counter({INT8: sum(target.takes_packed for target in targets.values())})
 
 
 def _load_checkpoint(
     spec: DecoderSpec, targets: Mapping[str, LoadTarget], files: ModelFiles, progress: Progress
-) -> None:
+) -> Counter[str]:
     family = family_of(files.config.architecture)
     names = family.gguf_names if files.format == "gguf" else family.hf_names
     own_names = {family.checkpoint_name(name, names): name for name in targets}
@@ -59,15 +67,20 @@ def _load_checkpoint(
     _check(spec, family, names, own_names, targets, tensors, files)
     permuted = files.format == "gguf" and family.gguf_permuted_qk
     wanted = [tensor for tensor in tensors if tensor.name in own_names]
+    packed: Counter[str] = Counter()
     done, total = 0, sum(tensor.size_bytes for tensor in wanted)
     for tensor in wanted:
         own_name = own_names[tensor.name]
-        value = tensor.read()
+        target = targets[own_name]
+        value = tensor.read_packed() if target.takes_packed and tensor.read_packed is not None else tensor.read()
         if permuted:
             value = _unpermute(spec, own_name, value)
-        targets[own_name].load(value)
+        target.load(value)
+        if target.takes_packed:
+            packed[value.kind if isinstance(value, PackedRows) else INT8] += 1
         done += tensor.size_bytes
         progress(tensor.file, done, total)
+    return packed
 
 
 def _tensors_of(files: ModelFiles) -> list[CheckpointTensor]:
@@ -80,12 +93,16 @@ def _tensors_of(files: ModelFiles) -> list[CheckpointTensor]:
     return safetensors_tensors(files.weight_files)
 
 
-def _unpermute(spec: DecoderSpec, own_name: str, value: Tensor) -> Tensor:
+def _unpermute(spec: DecoderSpec, own_name: str, value: Tensor | PackedRows) -> Tensor | PackedRows:
     from scheduler_proc.weights.gguf_file import unpermute_rotary_rows
 
     layer_part = own_name.partition(".attn.")[2].rpartition(".")[0]
     num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}.get(layer_part)
-    return value if num_heads is None else unpermute_rotary_rows(value, num_heads)
+    if num_heads is None:
+        return value
+    if isinstance(value, PackedRows):
+        return replace(value, data=unpermute_rotary_rows(value.data, num_heads))
+    return unpermute_rotary_rows(value, num_heads)
 
 
 def _check(
@@ -125,7 +142,13 @@ def _check(
 
 
 def _equal(one: CheckpointTensor, other: CheckpointTensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.read(), other.read())
+    if one.shape != other.shape:
+        return False
+    if one.read_packed is not None and other.read_packed is not None:
+        this, that = one.read_packed(), other.read_packed()
+        if this.kind == that.kind and torch.equal(this.data, that.data):
+            return True
+    return torch.equal(one.read(), other.read())
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from engine.config import LogprobsMode
-from kernels.attention import AttentionBatch
 from kernels.dispatch import KernelSet
 from kernels.logits import AdjustedRows
 from scheduler_proc.cache.kv_pool import KVPool
@@ -17,6 +16,7 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan, StepResult, TokenScores
 from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.forward import Forward, Hidden
 from scheduler_proc.worker.scores import score_in_pieces, scored_rows, spread
 
 
@@ -31,20 +31,6 @@ class _Rows:
     """Among the sampling rows; made when first needed."""
 
 
-@dataclass
-class _Forward:
-    """A step's hidden states, and which of them are to give a token."""
-
-    hidden: torch.Tensor
-    """[num_tokens, hidden]"""
-    kv_lens: torch.Tensor
-    """int64 [n]: each row's tokens, with this step's."""
-    sampling: torch.Tensor | None = None
-    """int64 [s]: the sampling rows; None = all, with one token each."""
-    last: torch.Tensor | None = None
-    """int64 [s]: the sampling rows' last tokens, as indices into `hidden`."""
-
-
 class ModelRunner:
     """Owns device slots and KV pages of one model; executes plans in order."""
 
@@ -54,15 +40,15 @@ class ModelRunner:
         kernels: KernelSet,
         kv_pool: KVPool,
         slots: DeviceSlots,
-        page_size: int,
+        forward: Forward,
         logprobs_mode: LogprobsMode = "raw",
     ) -> None:
         self.decoder = decoder
         self.kernels = kernels
         self.kv_pool = kv_pool
         self.slots = slots
-        self.page_size = page_size
         self.logprobs_mode = logprobs_mode
+        self._forward = forward
         self.adjustments = Adjustments(len(slots.seq_len), decoder.spec.vocab_size, decoder.device)
         self._untold: deque[StepPlan] = deque()
         """Plans whose joins and pages the slots have not taken in."""
@@ -79,19 +65,13 @@ class ModelRunner:
             self._untold.popleft()
         if self._rows.version != plan.rows_version:
             self._rows = _Rows(plan.rows_version, slots.upload(plan.rows, torch.int64))
-        rows = self._rows.slots
-        context = slots.seq_len[rows]
-        if plan.num_decode == len(plan.rows):
-            kv_lens = context + 1
-            done = _Forward(self._forward(plan, rows, slots.last_token[rows], context, kv_lens, None), kv_lens)
-        else:
-            done = self._mixed(plan, rows, context)
-        slots.seq_len[rows] = done.kv_lens
+        done = self._forward(plan, self._rows.slots)
+        slots.seq_len[self._rows.slots] = done.kv_lens
         result = StepResult(np.full((len(plan.rows), 1), 0, np.int32), None, None)
         if plan.sample.any():
             self._sample(plan, done, result)
         if plan.prompt_scores:
-            self._score_prompts(plan, done.hidden, result)
+            self._score_prompts(plan, done.states, result)
         return result
 
     def _tell(self, plan: StepPlan) -> None:
@@ -103,48 +83,9 @@ class ModelRunner:
             if updates is not None:
                 self.slots.set_pages(updates)
 
-    def _mixed(self, plan: StepPlan, rows: torch.Tensor, context: torch.Tensor) -> _Forward:
-        """Forward of a step with prompts in it."""
-        slots = self.slots
-        num_rows = len(plan.rows)
-        ends = np.cumsum(plan.q_lens)
-        row_of_token = slots.upload(np.repeat(np.arange(num_rows), plan.q_lens), torch.int64)
-        offsets = np.arange(int(ends[-1])) - np.repeat(ends - plan.q_lens, plan.q_lens)
-        positions = context[row_of_token] + slots.upload(offsets, torch.int64)
-        kv_lens = context + slots.upload(plan.q_lens, torch.int64)
-        tokens = torch.cat([slots.last_token[rows[: plan.num_decode]], slots.upload(plan.tokens, torch.int64)])
-        hidden = self._forward(plan, rows, tokens, positions, kv_lens, row_of_token)
-        sampling = slots.upload(np.flatnonzero(plan.sample), torch.int64)
-        last = slots.upload(ends[plan.sample] - 1, torch.int64)
-        return _Forward(hidden, kv_lens, sampling, last)
-
-    def _forward(
-        self,
-        plan: StepPlan,
-        rows: torch.Tensor,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        kv_lens: torch.Tensor,
-        row_of_token: torch.Tensor | None,
-    ) -> torch.Tensor:
-        max_kv_len = int(plan.kv_lens.max())
-        table = self.slots.page_table[rows, : -(-max_kv_len // self.page_size)].to(torch.int64)
-        columns = (positions // self.page_size)[:, None]
-        token_table = table if row_of_token is None else table[row_of_token]
-        pages = token_table.gather(1, columns)[:, 0]
-        locations = pages * self.page_size + positions % self.page_size
-        batch = AttentionBatch(
-            q_lens=plan.q_lens,
-            kv_lens=kv_lens,
-            max_kv_len=max_kv_len,
-            page_table=table,
-            page_size=self.page_size,
-        )
-        return self.decoder.forward(tokens, positions, batch, locations, self.kv_pool.layers)
-
-    def _sample(self, plan: StepPlan, done: _Forward, result: StepResult) -> None:
+    def _sample(self, plan: StepPlan, done: Hidden, result: StepResult) -> None:
         """Draw the step's tokens, advance the slots by them, and put them into `result` with their logprobs."""
-        rows, hidden, kv_lens = self._rows.slots, done.hidden, done.kv_lens
+        rows, hidden, kv_lens = self._rows.slots, done.states, done.kv_lens
         if done.sampling is not None:
             rows, hidden, kv_lens = rows[done.sampling], hidden[done.last], kv_lens[done.sampling]
         logits = self.decoder.logits(hidden)
@@ -181,6 +122,8 @@ class ModelRunner:
 
     def _draw(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
         """int32 [s]: a token for each sampling row; -1 where the logits hold a NaN."""
+        if plan.all_greedy:
+            return self.kernels.argmax_rows(logits)
         slots = self.slots
         return self.kernels.sample(
             logits,
@@ -190,7 +133,7 @@ class ModelRunner:
             min_p=slots.min_p[rows],
             seeds=slots.seeds[rows],
             positions=kv_lens,
-            all_greedy=plan.all_greedy,
+            all_greedy=False,
             needs_filter=plan.needs_filter,
         )
 

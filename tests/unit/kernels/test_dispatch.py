@@ -35,7 +35,7 @@ def test_first_that_serves_is_taken() -> None:
     [
         ("rms_norm", "not of the form op=impl"),
         ("what=torch", "unknown op 'what'; ops: .*paged_attention"),
-        ("rms_norm=triton", "no implementation 'triton'; it has: other, torch"),
+        ("rms_norm=triton", "no implementation 'triton'; it has: other, native, torch"),
         ("rms_norm=other", "'other' of op rms_norm does not serve cpu with torch.float32; what does: torch"),
     ],
 )
@@ -47,5 +47,5 @@ def test_override_errors(overrides: str, message: str) -> None:
 def test_every_path_exists() -> None:
     for op, implementations in IMPLEMENTATIONS.items():
         for implementation in implementations:
-            chosen = select("cpu", torch.float32, f"{op}={implementation.name}")
+            chosen = select("cpu", torch.float32, f"{op}={implementation.name}", packed=True)
             assert callable(getattr(chosen, op))

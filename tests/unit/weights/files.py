@@ -45,23 +45,31 @@ def permute_rotary_rows(tensor: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def write_gguf(path: Path, files: ModelFiles, extra: dict[str, np.ndarray] | None = None) -> Path:
-    """The tensors of a safetensors model as a float32 GGUF file, named and permuted as converters do."""
+def write_gguf(path: Path, files: ModelFiles, extra: dict[str, np.ndarray] | None = None, kind: str = "F32") -> Path:
+    """The tensors of a safetensors model as a GGUF file, named and permuted as converters do.
+
+    extra: further tensors, under their names in the file. kind: of all matrices; the rest is float32.
+    """
+    raw = gguf.GGMLQuantizationType[kind]
     family, config = family_of(files.config.architecture), files.config
     writer = gguf.GGUFWriter(path, "llama")
     names = {
         family.checkpoint_name(own, family.hf_names): family.checkpoint_name(own, family.gguf_names)
         for own in empty_decoder(files).targets()
     }
+    contents: dict[str, np.ndarray] = {}
     for name, tensor in hf_tensors(files).items():
         values = tensor.numpy()
         if family.gguf_permuted_qk and ".q_proj." in name:
             values = permute_rotary_rows(values, config.num_heads)
         if family.gguf_permuted_qk and ".k_proj." in name:
             values = permute_rotary_rows(values, config.num_kv_heads)
-        writer.add_tensor(names[name], np.ascontiguousarray(values))
-    for name, values in (extra or {}).items():
-        writer.add_tensor(name, values)
+        contents[names[name]] = np.ascontiguousarray(values)
+    for name, values in (contents | (extra or {})).items():
+        if values.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(values, raw), raw_dtype=raw)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

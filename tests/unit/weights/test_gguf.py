@@ -11,7 +11,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelFileError
-from scheduler_proc.weights.gguf_file import READABLE_TYPES, gguf_tensors, unpermute_rotary_rows
+from kernels.packed_rows import PACKED_KINDS
+from scheduler_proc.weights.gguf_file import READABLE_TYPES, gguf_tensors, has_packed_matrices, unpermute_rotary_rows
 from scheduler_proc.weights.load import load_weights
 from tests.support.tiny_models import write_tiny_model
 from tests.unit.weights.files import empty_decoder, gguf_files, hf_files, permute_rotary_rows, write_gguf
@@ -57,6 +58,35 @@ def test_every_type(tmp_path: Path, name: str) -> None:
         assert value.dtype == torch.float32
         assert bool(value.isfinite().all())
         assert torch.equal(value, expected)
+        if name not in PACKED_KINDS:
+            assert tensor.read_packed is None
+            continue
+        assert tensor.read_packed is not None
+        packed = tensor.read_packed()
+        assert (packed.kind, packed.shape) == (name, tensor.shape)
+        assert torch.equal(packed.data, torch.from_numpy(data))
+        assert torch.equal(packed.dequantise(), expected)
+    assert has_packed_matrices([str(path)]) == (name in PACKED_KINDS)
+
+
+@pytest.mark.parametrize("shape", [(32,), (2, 3, 32)])
+def test_only_matrices_stay_packed(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    data = gguf.quants.quantize(values, Type.Q5_0)
+    path = _write(tmp_path / "x.gguf", {"tensor": (data, Type.Q5_0)})
+    (tensor,) = gguf_tensors([str(path)])
+    assert tensor.read_packed is None
+    assert torch.equal(tensor.read(), torch.from_numpy(gguf.quants.dequantize(data, Type.Q5_0)))
+    assert not has_packed_matrices([str(path)])
+
+
+def test_reading_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    path = _write(tmp_path / "x.gguf", {"matrix": (_stored(Type.Q4_0, 4, 64), Type.Q4_0)})
+    content = path.read_bytes()
+    read_packed = gguf_tensors([str(path)])[0].read_packed
+    assert read_packed is not None
+    read_packed().data.fill_(7)
+    assert path.read_bytes() == content
 
 
 def test_other_types_are_refused_by_name(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Adjustment, Joins, PageUpdates, PromptScores, StepPlan, StepResult
 from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.forward import EagerForward
 from scheduler_proc.worker.model_runner import ModelRunner
 from tests.support.tiny_models import tiny_config, tiny_tensors, write_tiny_model
 from tests.unit.kernels.wishes import Wish
@@ -76,9 +77,9 @@ class Steps:
         pool = KVPool(
             shape.num_layers, num_slots * max_pages, PAGE, shape.num_kv_heads, shape.head_dim, torch.float32, cpu
         )
-        self.runner = ModelRunner(
-            decoder, kernels or cpu_kernels(), pool, DeviceSlots(num_slots, max_pages, cpu), PAGE, mode
-        )
+        slots = DeviceSlots(num_slots, max_pages, cpu)
+        forward = EagerForward(decoder, pool.layers, slots, PAGE)
+        self.runner = ModelRunner(decoder, kernels or cpu_kernels(), pool, slots, forward, mode)
         self.slots: dict[int, Occupant] = {}
         self._max_pages = max_pages
         self._step = 0

@@ -1,0 +1,73 @@
+"""Paged attention by the CPU kernels; see kernels/attention.py for what it does."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.cpu.abi import AttentionArgs, KvPages, KvType
+from kernels.cpu.native import emit, empty
+
+_TYPES = {
+    torch.float32: KvType.F32,
+    torch.float16: KvType.F16,
+    torch.bfloat16: KvType.BF16,
+    torch.int8: KvType.I8,
+}
+
+
+def kv_pages(kv: Tensor) -> KvPages:
+    """What the kernels need to know of one layer's pages.
+
+    kv: `[num_pages, 2, page_size, num_kv_heads, head_dim]` of float32, float16 or bfloat16, or int8 with a last
+    dimension of head_dim + 4: codes and the bytes of their float32 scale. Any strides, but heads are dense.
+    """
+    page, half, token, head, element = (stride * kv.element_size() for stride in kv.stride())
+    assert element == kv.element_size(), "the elements of a head must be dense"
+    return KvPages(kv.data_ptr(), _TYPES[kv.dtype], kv.shape[2], page, half, token, head)
+
+
+def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None) -> Tensor:
+    """`kernels.attention.paged_attention` of float32 queries, whose tokens may be any distance apart.
+
+    head_dim: a multiple of 8, 256 at most. The result of a token does not depend on the rest of the batch, nor on how
+    its context was cut into steps. With int8 pages, queries are rounded to int8 for the scores.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.dtype == torch.float32 and q.stride()[1:] == (head_dim, 1), "heads of a token must be dense float32"
+    assert head_dim % 8 == 0 and head_dim <= 256, head_dim
+    q_lens = np.ascontiguousarray(batch.q_lens, dtype=np.int32)
+    page_table = _int32_table(batch)
+    out = empty(num_tokens, num_heads, head_dim)
+    args = AttentionArgs(
+        q=q.data_ptr(),
+        q_stride=q.stride(0),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=kv.shape[3],
+        head_dim=head_dim,
+        scale=scale,
+        window=window or 0,
+        q_lens=q_lens.ctypes.data,
+        kv_lens=batch.kv_lens.data_ptr(),
+        page_table=page_table.data_ptr(),
+        page_table_stride=page_table.stride(0),
+        kv=kv_pages(kv),
+    )
+    emit(args, num_tokens, len(q_lens))
+    return out
+
+
+def _int32_table(batch: AttentionBatch) -> Tensor:
+    table = batch.page_table
+    if table.dtype == torch.int32 and table.stride(1) == 1:
+        return table
+    key = "cpu page table"
+    known = batch.memo.get(key)
+    if not isinstance(known, Tensor):
+        known = table.to(torch.int32).contiguous()
+        batch.memo[key] = known
+    return known

@@ -1,0 +1,53 @@
+"""Norms of heads, rotary and the write of keys and values by the CPU kernels, in one op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.abi import RopeStoreArgs
+from kernels.cpu.attention import kv_pages
+from kernels.cpu.native import emit
+
+
+def rope_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    kv: Tensor,
+    locations: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> None:
+    """`kernels.rope_store.rope_store` in float32: q in place, keys and values into the pages; k and v stay as they are.
+
+    q, k, v: views of one `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`. Into int8 pages a head goes as
+    `round(x / scale)` and `scale = max|x| / 127`.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.dtype == k.dtype == v.dtype == torch.float32
+    # A single token's stride is anything: nobody steps over it.
+    assert num_tokens == 1 or q.stride(0) == k.stride(0) == v.stride(0), "views of one fused projection"
+    assert all(heads.stride()[1:] == (head_dim, 1) for heads in (q, k, v)), "heads of a token must be dense"
+    assert head_dim % 8 == 0 and head_dim <= 256, head_dim
+    args = RopeStoreArgs(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        token_stride=q.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=k.shape[1],
+        head_dim=head_dim,
+        q_norm=None if q_norm is None else q_norm.data_ptr(),
+        k_norm=None if k_norm is None else k_norm.data_ptr(),
+        eps=eps,
+        positions=positions.data_ptr(),
+        locations=locations.data_ptr(),
+        cos_sin=cos_sin_cache.data_ptr(),
+        rotary_dim=cos_sin_cache.shape[1],
+        kv=kv_pages(kv),
+    )
+    emit(args, num_tokens)

@@ -1,0 +1,213 @@
+// Pool and Worker: threads that sleep between runs and meet at barriers within one.
+#include "pool.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#define ENGINE_PAUSE() __builtin_ia32_pause()
+#else
+#define ENGINE_PAUSE() ((void)0)
+#endif
+
+namespace {
+
+// How long a worker that waits burns its core before it sleeps. Others may want the core: the front of the server
+// shares it.
+constexpr int64_t SPIN_NS = 20 * 1000;
+constexpr int MAX_THREADS = 1024;
+
+int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// A number that threads wait for to change.
+struct alignas(64) Event {
+    std::atomic<uint32_t> value{0};
+    std::atomic<uint32_t> sleepers{0};
+
+    void wait_while(uint32_t seen) {
+        int64_t deadline = 0;
+        for (uint32_t turn = 0;; turn++) {
+            if (value.load(std::memory_order_acquire) != seen) return;
+            ENGINE_PAUSE();
+            if (turn % 32 == 31) {
+                const int64_t now = now_ns();
+                if (deadline == 0) deadline = now + SPIN_NS;
+                if (now >= deadline) break;
+            }
+        }
+        sleepers.fetch_add(1);
+        while (value.load() == seen) {
+            syscall(SYS_futex, (uint32_t*)&value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+        }
+        sleepers.fetch_sub(1);
+    }
+
+    void advance() {
+        value.fetch_add(1);
+        if (sleepers.load() != 0) syscall(SYS_futex, (uint32_t*)&value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    }
+};
+
+struct Buffer {
+    void* data = nullptr;
+    size_t size = 0;
+
+    void* at_least(size_t bytes) {
+        if (bytes > size) {
+            free(data);
+            const size_t rounded = (bytes + bytes / 2 + 4095) / 4096 * 4096;
+            data = aligned_alloc(4096, rounded);
+            size = data == nullptr ? 0 : rounded;
+            // There is no way to go on, and none back to Python from the middle of an op.
+            if (data == nullptr) abort();
+        }
+        return data;
+    }
+};
+
+}  // namespace
+
+struct Run {
+    const KernelTable* table = nullptr;
+    const Op* ops = nullptr;
+    int64_t num_ops = 0;
+    Extent extent = {0, 0};
+};
+
+struct Pool {
+    int count = 1;
+    pthread_t threads[MAX_THREADS];
+    Buffer own[MAX_THREADS];
+    Buffer common;
+    bool ending = false;
+
+    Run run;
+    Event start;
+
+    // The barriers of a run.
+    alignas(64) std::atomic<int64_t> cursor{0};
+    alignas(64) std::atomic<int> arrived{0};
+    Event phase;
+};
+
+namespace {
+
+Pool pool;
+pthread_mutex_t run_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+void walk(Worker& worker) {
+    // A copy: when the last barrier has opened, the next run may be told before this worker is out of the loop.
+    const Run run = pool.run;
+    for (int64_t i = 0; i < run.num_ops; i++) {
+        run.table->ops[run.ops[i].kind](run.ops[i].args, run.extent, worker);
+        worker.barrier();
+    }
+}
+
+struct Seat {
+    int index;
+    uint32_t seen;
+};
+
+void* serve(void* argument) {
+    Seat seat = *(Seat*)argument;
+    delete (Seat*)argument;
+    Worker worker{&pool, seat.index, 0};
+    while (true) {
+        pool.start.wait_while(seat.seen);
+        seat.seen++;
+        if (pool.ending) return nullptr;
+        worker.count = pool.count;
+        walk(worker);
+    }
+}
+
+void end_threads() {
+    if (pool.count == 1) return;
+    pool.ending = true;
+    pool.start.advance();
+    for (int i = 1; i < pool.count; i++) pthread_join(pool.threads[i], nullptr);
+    pool.ending = false;
+    pool.count = 1;
+}
+
+// After a fork the child has this thread alone.
+void forget_threads() {
+    pool.count = 1;
+    pthread_mutex_init(&run_mutex, nullptr);
+}
+
+}  // namespace
+
+int64_t Worker::next(int64_t total, int64_t step) {
+    const int64_t begin = pool->cursor.fetch_add(step, std::memory_order_relaxed);
+    return begin < total ? begin : -1;
+}
+
+void Worker::barrier() {
+    if (count == 1) {
+        pool->cursor.store(0, std::memory_order_relaxed);
+        return;
+    }
+    const uint32_t seen = pool->phase.value.load(std::memory_order_relaxed);
+    if (pool->arrived.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
+        pool->arrived.store(0, std::memory_order_relaxed);
+        pool->cursor.store(0, std::memory_order_relaxed);
+        pool->phase.advance();
+    } else {
+        pool->phase.wait_while(seen);
+    }
+}
+
+void* Worker::scratch(size_t bytes) { return pool->own[index].at_least(bytes); }
+
+void* Worker::shared(size_t bytes) {
+    if (index == 0) pool->common.at_least(bytes);
+    barrier();
+    return pool->common.data;
+}
+
+int pool_set_threads(int count) {
+    if (count < 1 || count > MAX_THREADS) return EINVAL;
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+    (void)registered;
+    pthread_mutex_lock(&run_mutex);
+    end_threads();
+    int error = 0;
+    for (int i = 1; i < count && error == 0; i++) {
+        Seat* seat = new Seat{i, pool.start.value.load()};
+        error = pthread_create(&pool.threads[i], nullptr, serve, seat);
+        if (error == 0) pool.count = i + 1;
+        else delete seat;
+    }
+    pthread_mutex_unlock(&run_mutex);
+    return error;
+}
+
+int pool_threads() { return pool.count; }
+
+void pool_run(const KernelTable* table, const Op* ops, int64_t num_ops, Extent extent) {
+    // Without a barrier there would be no telling when the workers have seen the run.
+    if (num_ops < 1) return;
+    pthread_mutex_lock(&run_mutex);
+    pool.run = Run{table, ops, num_ops, extent};
+    Worker worker{&pool, 0, pool.count};
+    if (pool.count > 1) pool.start.advance();
+    walk(worker);
+    pthread_mutex_unlock(&run_mutex);
+}

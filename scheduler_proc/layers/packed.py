@@ -1,0 +1,69 @@
+"""Packed: weights kept as their file packs them, in the tiles of the CPU kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.matrix import PackedLinear, PackedMatrix, pack
+from kernels.dispatch import KernelSet
+from kernels.packed_rows import PackedRows
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Packed rows stay in their kind; floats are packed to int8 in groups of 32. Activations are float32."""
+
+    kernels: KernelSet
+    takes_packed: bool = field(default=True, init=False)
+    quantises: bool = field(default=True, init=False)
+
+    def create(self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype) -> PackedWeight:
+        return PackedWeight(self.kernels, out_dim, torch.zeros(out_dim) if bias else None)
+
+
+class PackedWeight:
+    """The matrices of one layer, one for each part that was loaded. Applied only when all are there."""
+
+    def __init__(self, kernels: KernelSet, out_dim: int, bias: Tensor | None) -> None:
+        self._kernels = kernels
+        self._out_dim = out_dim
+        self._bias = bias
+        self._parts: dict[int, PackedMatrix] = {}
+        """By first output row."""
+
+    def load(self, name: str, rows: slice, value: Tensor | PackedRows) -> None:
+        if name == "weight":
+            self._parts[rows.start] = pack(value)
+        else:
+            assert self._bias is not None and isinstance(value, Tensor)
+            self._bias[rows].copy_(value)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Tiles by first output row; bias float32."""
+        found = {f"weight.{start}": matrix.data for start, matrix in sorted(self._parts.items())}
+        return found if self._bias is None else found | {"bias": self._bias}
+
+    def packings(self) -> list[str]:
+        """The packing of each part."""
+        return [matrix.packing.name for _, matrix in sorted(self._parts.items())]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x: activation rows, or float32, which is quantised first."""
+        rows = x if x.dtype == torch.uint8 else self._kernels.quantise_rows(x)
+        return self._kernels.packed_linear(self._layer, rows)
+
+    def apply_gated(self, x: Tensor) -> Tensor:
+        return self._kernels.packed_gated_linear(self._layer, x)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self._kernels.packed_embed(self._layer.matrices[0], ids)
+
+    @cached_property
+    def _layer(self) -> PackedLinear:
+        layer = PackedLinear([matrix for _, matrix in sorted(self._parts.items())], self._bias)
+        assert layer.out_dim == self._out_dim, "a part of the layer was not loaded"
+        return layer

@@ -1,0 +1,150 @@
+"""The forward pass of a step: called operation by operation, or as a program that was recorded once."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.cpu import native
+from kernels.cpu.abi import StepInputs
+from kernels.cpu.program import Program, Recording
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.plan import StepPlan
+from scheduler_proc.worker.device_slots import DeviceSlots
+
+QUICK_TOKENS = 8
+"""Steps of so few tokens show a sign of life after the pass only, not after every layer."""
+
+
+@dataclass
+class Hidden:
+    """A step's hidden states, and which of them are to give a token."""
+
+    states: Tensor
+    """[num_tokens, hidden]"""
+    kv_lens: Tensor
+    """int64 [n]: each row's tokens, with this step's."""
+    sampling: Tensor | None = None
+    """int64 [s]: the sampling rows; None = all, with one token each."""
+    last: Tensor | None = None
+    """int64 [s]: the sampling rows' last tokens, as indices into `states`."""
+
+
+class Forward(Protocol):
+    """Runs a model over a plan's tokens."""
+
+    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
+        """Reads the slots (rows: int64 [n], on the device) as they are before the step; valid until the next call."""
+        ...
+
+
+class EagerForward:
+    """Every operation is called from Python."""
+
+    def __init__(self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._slots = slots
+        self._page_size = page_size
+
+    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
+        slots = self._slots
+        context = slots.seq_len[rows]
+        if plan.num_decode == len(plan.rows):
+            kv_lens = context + 1
+            return Hidden(self._run(plan, rows, slots.last_token[rows], context, kv_lens, None), kv_lens)
+        num_rows = len(plan.rows)
+        ends = np.cumsum(plan.q_lens)
+        row_of_token = slots.upload(np.repeat(np.arange(num_rows), plan.q_lens), torch.int64)
+        offsets = np.arange(int(ends[-1])) - np.repeat(ends - plan.q_lens, plan.q_lens)
+        positions = context[row_of_token] + slots.upload(offsets, torch.int64)
+        kv_lens = context + slots.upload(plan.q_lens, torch.int64)
+        tokens = torch.cat([slots.last_token[rows[: plan.num_decode]], slots.upload(plan.tokens, torch.int64)])
+        states = self._run(plan, rows, tokens, positions, kv_lens, row_of_token)
+        return _sampling(plan, Hidden(states, kv_lens), slots)
+
+    def _run(
+        self,
+        plan: StepPlan,
+        rows: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        kv_lens: Tensor,
+        row_of_token: Tensor | None,
+    ) -> Tensor:
+        page_size, max_kv_len = self._page_size, int(plan.kv_lens.max())
+        table = self._slots.page_table[rows, : -(-max_kv_len // page_size)].to(torch.int64)
+        columns = (positions // page_size)[:, None]
+        token_table = table if row_of_token is None else table[row_of_token]
+        pages = token_table.gather(1, columns)[:, 0]
+        locations = pages * page_size + positions % page_size
+        batch = AttentionBatch(plan.q_lens, kv_lens, max_kv_len, table, page_size)
+        return self._decoder.forward(tokens, positions, batch, locations, self._kv)
+
+
+class ProgramForward:
+    """One call for the whole pass, on the CPU. The decoder's operations must be recordable (kernels.dispatch)."""
+
+    def __init__(self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int, max_tokens: int) -> None:
+        """Records the pass for steps of up to `max_tokens` tokens."""
+        max_rows, max_pages = slots.page_table.shape
+        self._decoder = decoder
+        self._slots = slots
+        self._tokens, self._positions, self._locations = torch.zeros(3, max_tokens, dtype=torch.int64)
+        self._q_lens = np.zeros(max_rows, np.int32)
+        self._kv_lens = torch.zeros(max_rows, dtype=torch.int64)
+        self._page_table = torch.zeros(max_rows, max_pages, dtype=torch.int32)
+        self._inputs = StepInputs(
+            slots.seq_len.data_ptr(),
+            slots.last_token.data_ptr(),
+            slots.page_table.data_ptr(),
+            max_pages,
+            page_size,
+            self._tokens.data_ptr(),
+            self._positions.data_ptr(),
+            self._locations.data_ptr(),
+            self._q_lens.ctypes.data,
+            self._kv_lens.data_ptr(),
+            self._page_table.data_ptr(),
+        )
+        self._program = self._record(kv, page_size)
+
+    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
+        num_rows = len(plan.rows)
+        q_lens = np.ascontiguousarray(plan.q_lens, np.int32)
+        host_tokens = np.ascontiguousarray(plan.tokens, np.int32)
+        num_tokens = native.loaded().engine_cpu_step_inputs(
+            ctypes.addressof(self._inputs),
+            rows.data_ptr(),
+            num_rows,
+            plan.num_decode,
+            q_lens.ctypes.data,
+            host_tokens.ctypes.data,
+        )
+        beat = self._decoder.on_layer if num_tokens > QUICK_TOKENS else None
+        states = self._program.run(num_tokens, num_rows, beat)
+        done = Hidden(states, self._kv_lens[:num_rows])
+        return done if plan.num_decode == num_rows else _sampling(plan, done, self._slots)
+
+    def _record(self, kv: list[Tensor], page_size: int) -> Program:
+        batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, page_size)
+        recording = Recording(len(self._tokens), len(self._q_lens))
+        decoder = self._decoder
+        beat, decoder.on_layer = decoder.on_layer, recording.mark
+        with torch.inference_mode(), recording.taking():
+            hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, kv)
+        decoder.on_layer = beat
+        return recording.finish(hidden)
+
+
+def _sampling(plan: StepPlan, done: Hidden, slots: DeviceSlots) -> Hidden:
+    """Say which rows of a step with prompts sample."""
+    done.sampling = slots.upload(np.flatnonzero(plan.sample), torch.int64)
+    done.last = slots.upload(np.cumsum(plan.q_lens)[plan.sample] - 1, torch.int64)
+    return done

@@ -1,0 +1,122 @@
+"""Recorded passes: the same result as call by call, in an arena that no two living buffers share."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from kernels.cpu import linear, native, norm
+from kernels.cpu.matrix import PackedLinear, pack
+from kernels.cpu.program import Program, Recording
+from tests.support.packed import needs_kernels, random_rows, using
+
+pytestmark = needs_kernels
+
+DIM = 64
+
+
+class _Block:
+    """A residual block like a decoder's."""
+
+    def __init__(self, seed: int) -> None:
+        self.first = PackedLinear(
+            [pack(random_rows("Q4_1", 96, DIM, seed)), pack(random_rows("Q8_0", 96, DIM, 9))], None
+        )
+        self.second = PackedLinear([pack(random_rows("Q8_0", DIM, 96, seed + 50))], torch.randn(DIM))
+        self.weight = torch.randn(DIM)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, residual = norm.add_norm_rows(x, residual, self.weight, 1e-5)
+        return linear.packed_linear(self.second, linear.packed_gated_linear(self.first, rows)), residual
+
+
+class _Model:
+    def __init__(self) -> None:
+        self.table = pack(torch.randn(50, DIM))
+        self.blocks = [_Block(seed) for seed in range(4)]
+        self.weight = torch.randn(DIM)
+
+    def __call__(self, ids: torch.Tensor, recording: Recording | None = None) -> torch.Tensor:
+        residual = linear.packed_embed(self.table, ids)
+        x = norm.rms_norm(residual, self.weight, 1e-5)
+        for block in self.blocks:
+            x, residual = block(x, residual)
+            if recording is not None:
+                recording.mark()
+        return norm.add_rms_norm(x, residual, self.weight, 1e-5)[0]
+
+
+def _recorded(model: _Model, ids: torch.Tensor) -> Program:
+    recording = Recording(len(ids), 1)
+    with recording.taking():
+        hidden = model(ids, recording)
+    return recording.finish(hidden)
+
+
+def test_a_program_gives_what_its_calls_gave() -> None:
+    model, ids = _Model(), torch.zeros(40, dtype=torch.int64)
+    with using(threads=2):
+        program = _recorded(model, ids)
+        for num_tokens in (1, 40, 3, 17):
+            ids[:num_tokens] = torch.randint(0, 50, (num_tokens,))
+            expected = model(ids[:num_tokens])
+            assert torch.equal(program.run(num_tokens, 1), expected)
+            parts: list[int] = []
+            assert torch.equal(program.run(num_tokens, 1, lambda parts=parts: parts.append(1)), expected)
+            assert len(parts) == 5
+
+
+def test_buffers_are_reused() -> None:
+    model, ids = _Model(), torch.zeros(40, dtype=torch.int64)
+    recording = Recording(40, 1)
+    taken: list[torch.Tensor] = []
+    adopt = recording.adopt
+
+    def counted(tensor: torch.Tensor) -> None:
+        taken.append(tensor)
+        adopt(tensor)
+
+    recording.adopt = counted  # type: ignore[method-assign]
+    with recording.taking():
+        hidden = model(ids)
+    program = recording.finish(hidden)
+    assert program.arena_bytes < sum(tensor.nbytes for tensor in taken) / 2
+
+
+def test_what_cannot_be_repeated_is_refused() -> None:
+    recording = Recording(8, 1)
+    with recording.taking(), pytest.raises(ValueError, match="cannot be part of a program"):
+        norm.rms_norm(torch.zeros(3, DIM), torch.ones(DIM), 1e-5)
+    with pytest.raises(ValueError, match="must be the output"):
+        recording.finish(torch.zeros(8, DIM))
+
+
+def test_runs_from_many_threads_wait_for_each_other() -> None:
+    model = _Model()
+    ids = torch.randint(0, 50, (6,))
+    expected = model(ids)
+    wrong: list[int] = []
+
+    def work() -> None:
+        wrong.extend(1 for _ in range(100) if not torch.equal(model(ids), expected))
+
+    with using(threads=3):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_long_and_short_runs_alternate() -> None:
+    """A worker still leaving one run must not take part of the next for it."""
+    model, ids = _Model(), torch.zeros(4, dtype=torch.int64)
+    with using(threads=4):
+        program = _recorded(model, ids)
+        expected = model(ids)
+        for _ in range(300):
+            assert torch.equal(program.run(4, 1), expected)
+            native.set_threads(4) if _ % 100 == 50 else linear.quantise_rows(torch.zeros(1, 32))
