@@ -1058,8 +1058,10 @@ template <int TYPE> static inline void attend(const AttentionArgs& args, const E
     }
     if (slot_floats == 0) return;
     worker.barrier();
-    TileWalk again(args, cut, extent.num_rows);
-    int64_t number = 0, mine = worker.next(INT64_MAX, 1);
+    TileWalk counted(args, cut, extent.num_rows), again(args, cut, extent.num_rows);
+    int64_t num_merges = 0;
+    while (counted.next()) num_merges += counted.tile.chunk < counted.tile.num_partitions ? args.num_kv_heads : 0;
+    int64_t number = 0, mine = worker.next(num_merges, 1);
     while (again.next()) {
         if (again.tile.chunk >= again.tile.num_partitions) continue;
         for (int64_t kv_head = 0; kv_head < args.num_kv_heads; kv_head++) {
@@ -1067,7 +1069,7 @@ template <int TYPE> static inline void attend(const AttentionArgs& args, const E
             TileWork<TYPE> work(args, cut, again.tile, scratch, again.tile.first_item);
             work.first_head = kv_head;
             work.merge_parts(shared);
-            mine = worker.next(INT64_MAX, 1);
+            mine = worker.next(num_merges, 1);
         }
     }
 }

@@ -1,10 +1,11 @@
-// Pool and Worker: threads that sleep between runs and meet at barriers within one.
+// Pool and Worker: threads that sleep between runs and share out the items of a run's phases.
 #include "pool.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -87,6 +88,7 @@ struct Run {
     const Op* ops = nullptr;
     int64_t num_ops = 0;
     Extent extent = {0, 0};
+    uint32_t first_phase = 0;
 };
 
 struct Pool {
@@ -98,10 +100,15 @@ struct Pool {
 
     Run run;
     Event start;
+    // Workers that may be reading the run; and whether there is still one to join.
+    alignas(64) std::atomic<int> inside{0};
+    std::atomic<bool> open{false};
 
-    // The barriers of a run.
-    alignas(64) std::atomic<int64_t> cursor{0};
-    alignas(64) std::atomic<int> arrived{0};
+    // The phase (upper half) and how many of its items are taken (lower half): one number, so that a worker that is behind
+    // never takes an item of a phase it does not know of.
+    alignas(64) std::atomic<uint64_t> ticket{0};
+    alignas(64) std::atomic<int64_t> done{0};
+    // The phase once more, to wait for.
     Event phase;
 };
 
@@ -111,8 +118,7 @@ Pool pool;
 pthread_mutex_t run_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 void walk(Worker& worker) {
-    // A copy: when the last barrier has opened, the next run may be told before this worker is out of the loop.
-    const Run run = pool.run;
+    const Run& run = pool.run;
     for (int64_t i = 0; i < run.num_ops; i++) {
         run.table->ops[run.ops[i].kind](run.ops[i].args, run.extent, worker);
         worker.barrier();
@@ -127,13 +133,17 @@ struct Seat {
 void* serve(void* argument) {
     Seat seat = *(Seat*)argument;
     delete (Seat*)argument;
-    Worker worker{&pool, seat.index, 0};
     while (true) {
         pool.start.wait_while(seat.seen);
-        seat.seen++;
+        seat.seen = pool.start.value.load();
         if (pool.ending) return nullptr;
-        worker.count = pool.count;
-        walk(worker);
+        pool.inside.fetch_add(1);
+        // A run that has ended meanwhile is not to be read: its memory may be gone.
+        if (pool.open.load()) {
+            Worker worker{&pool, seat.index, pool.count, pool.run.first_phase, 0, -1};
+            walk(worker);
+        }
+        pool.inside.fetch_sub(1);
     }
 }
 
@@ -149,35 +159,46 @@ void end_threads() {
 // After a fork the child has this thread alone.
 void forget_threads() {
     pool.count = 1;
+    pool.inside.store(0);
     pthread_mutex_init(&run_mutex, nullptr);
 }
 
 }  // namespace
 
-int64_t Worker::next(int64_t total, int64_t step) {
-    const int64_t begin = pool->cursor.fetch_add(step, std::memory_order_relaxed);
-    return begin < total ? begin : -1;
+int64_t Worker::next(int64_t items, int64_t step) {
+    total = items;
+    uint64_t seen = pool->ticket.load(std::memory_order_acquire);
+    while (true) {
+        const int64_t begin = (int64_t)(uint32_t)seen;
+        if ((uint32_t)(seen >> 32) != phase || begin >= items) return -1;
+        const int64_t end = begin + step < items ? begin + step : items;
+        const uint64_t after = (seen & ~0xFFFFFFFFull) | (uint64_t)end;
+        if (pool->ticket.compare_exchange_weak(seen, after, std::memory_order_acq_rel)) {
+            taken += end - begin;
+            return begin;
+        }
+    }
 }
 
 void Worker::barrier() {
-    if (count == 1) {
-        pool->cursor.store(0, std::memory_order_relaxed);
-        return;
-    }
-    const uint32_t seen = pool->phase.value.load(std::memory_order_relaxed);
-    if (pool->arrived.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
-        pool->arrived.store(0, std::memory_order_relaxed);
-        pool->cursor.store(0, std::memory_order_relaxed);
+    // A phase that nobody shares out has one item: having been there.
+    if (total < 1) next(1, 1);
+    if (taken > 0 && pool->done.fetch_add(taken, std::memory_order_acq_rel) + taken == total) {
+        pool->done.store(0, std::memory_order_relaxed);
+        pool->ticket.store((uint64_t)(phase + 1) << 32, std::memory_order_release);
         pool->phase.advance();
     } else {
-        pool->phase.wait_while(seen);
+        pool->phase.wait_while(phase);
     }
+    phase++;
+    taken = 0;
+    total = -1;
 }
 
 void* Worker::scratch(size_t bytes) { return pool->own[index].at_least(bytes); }
 
 void* Worker::shared(size_t bytes) {
-    if (index == 0) pool->common.at_least(bytes);
+    if (next(1, 1) == 0) pool->common.at_least(bytes);
     barrier();
     return pool->common.data;
 }
@@ -202,12 +223,18 @@ int pool_set_threads(int count) {
 int pool_threads() { return pool.count; }
 
 void pool_run(const KernelTable* table, const Op* ops, int64_t num_ops, Extent extent) {
-    // Without a barrier there would be no telling when the workers have seen the run.
-    if (num_ops < 1) return;
     pthread_mutex_lock(&run_mutex);
-    pool.run = Run{table, ops, num_ops, extent};
-    Worker worker{&pool, 0, pool.count};
+    const uint32_t phase = (uint32_t)(pool.ticket.load() >> 32);
+    pool.run = Run{table, ops, num_ops, extent, phase};
+    Worker worker{&pool, 0, pool.count, phase, 0, -1};
+    pool.open.store(true);
     if (pool.count > 1) pool.start.advance();
     walk(worker);
+    pool.open.store(false);
+    for (int turn = 0; pool.inside.load() != 0; turn++) {
+        // Whoever is inside may need this core to get out.
+        if (turn < 1000) ENGINE_PAUSE();
+        else sched_yield();
+    }
     pthread_mutex_unlock(&run_mutex);
 }

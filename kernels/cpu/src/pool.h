@@ -5,14 +5,22 @@
 
 struct Pool;
 
-// One thread's view of a run. Within an op: next() hands out work until there is none, barrier() ends a phase (all
-// workers have arrived, their writes are seen, next() starts again from 0). A barrier follows every op by itself.
+// One thread's view of a run. An op goes by in phases: workers take items by next() until there are none left, and
+// barrier() waits until all items of the phase are done and their writes are seen; one follows every op by itself.
+//
+// Nobody waits for a worker that has taken nothing: the front of the server shares the cores, and a worker may be off
+// its core for longer than an op lasts. When it comes back it walks through what the others have done, gets no items, and
+// its reads of what is shared there may give anything.
 struct Worker {
     Pool* pool;
     int index;
     int count;
+    uint32_t phase;
+    int64_t taken;  // items of this phase
+    int64_t total;  // of all workers, in this phase; -1: nobody has asked
 
-    // The first of up to `step` items [returned, returned + step) below total that nobody else has; -1: none left.
+    // The first of up to `step` items [returned, min(returned + step, total)) that nobody else has; -1: none left.
+    // All workers of a phase name the same total, below 2^32.
     int64_t next(int64_t total, int64_t step);
     void barrier();
     // Memory of this worker's own, 64-byte aligned, kept between calls: contents are anything.
