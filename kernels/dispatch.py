@@ -82,6 +82,7 @@ class KernelSet:
     add_norm_rows: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     sample: SampleKernel
     argmax_rows: Callable[[Tensor], Tensor]
+    advance: Callable[[Tensor, Tensor, Tensor], None]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
     processed_logits: ProcessKernel
     score_tokens: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
@@ -134,6 +135,7 @@ FORWARD_OPS = (
     "quantise_rows",
     "norm_rows",
     "add_norm_rows",
+    "argmax_rows",
 )
 """What a forward pass over packed weights calls: if all are native, it can be recorded (kernels.cpu.program)."""
 
@@ -162,6 +164,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "add_norm_rows": (_native("kernels.cpu.norm:add_norm_rows"), _torch("kernels.packed:add_norm_rows")),
         "sample": (_native("kernels.cpu.sampling:sample"), _torch("kernels.sampling:sample")),
         "argmax_rows": (_native("kernels.cpu.sampling:argmax_rows"), _torch("kernels.sampling:argmax_rows")),
+        "advance": (_native("kernels.cpu.sampling:advance"), _torch("kernels.sampling:advance")),
         "adjust_logits": (_torch("kernels.logits:adjust_logits"),),
         "processed_logits": (_torch("kernels.logprobs:processed_logits"),),
         "score_tokens": (_native("kernels.cpu.logprobs:score_tokens"), _torch("kernels.logprobs:score_tokens")),

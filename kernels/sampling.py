@@ -22,6 +22,14 @@ def argmax_rows(logits: Tensor) -> Tensor:
     return token.masked_fill_(best.isnan(), -1).to(torch.int32)
 
 
+def advance(last_token: Tensor, rows: Tensor, drawn: Tensor) -> None:
+    """`last_token[rows] = drawn`, with 0 in the place of -1 (a row that failed): what comes next needs a token.
+
+    last_token: int64 `[slots]`; rows: int64 `[n]`, no slot twice; drawn: int32 `[n]`.
+    """
+    last_token[rows] = drawn.to(torch.int64).clamp(min=0)
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,

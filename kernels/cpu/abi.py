@@ -7,7 +7,7 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 from enum import IntEnum
 from typing import ClassVar
 
-ABI = 1
+ABI = 2
 """Changes with every change of these structs; a library of another number is not used."""
 
 

@@ -56,6 +56,8 @@ def library() -> ctypes.CDLL | None:
     lib.engine_cpu_pack_int8.restype = None
     lib.engine_cpu_step_inputs.argtypes = (pointer, pointer, i64, i64, pointer, pointer)
     lib.engine_cpu_step_inputs.restype = i64
+    lib.engine_cpu_advance.argtypes = (pointer, pointer, pointer, i64)
+    lib.engine_cpu_advance.restype = None
     asked = os.environ.get("ENGINE_CPU_ISA")
     if asked:
         set_isa(asked, lib)

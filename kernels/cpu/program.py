@@ -75,19 +75,24 @@ class Recording:
         """The ops so far may be run apart from those to come."""
         self._marks.append(len(self._args))
 
-    def finish(self, result: Tensor) -> Program:
-        """The program; `result` is what the last ops wrote and what each run gives."""
-        output = self._find(result.data_ptr())
-        if output is None or output.address != result.data_ptr():
-            raise ValueError("the result of a program must be the output of one of its ops")
-        output.last = len(self._args)
+    def finish(self, *results: Tensor) -> Program:
+        """The program; `results` are outputs of its ops, which it keeps until its next run."""
+        outputs = [self._find(result.data_ptr()) for result in results]
+        for output, result in zip(outputs, results, strict=True):
+            if output is None or output.address != result.data_ptr():
+                raise ValueError("the result of a program must be the output of one of its ops")
+            output.last = len(self._args)
         size = _lay_out([buffer for buffer in self._buffers if buffer.first >= 0])
         whole = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
         arena = whole[-whole.data_ptr() % _ALIGNMENT :][:size]
         for args in self._args:
             self._move(args, arena.data_ptr())
-        place = arena[output.offset : output.offset + result.nbytes].view(result.dtype).view(result.shape)
-        return Program(self._args, [*self._marks, len(self._args)], place, size)
+        places = [
+            arena[output.offset : output.offset + result.nbytes].view(result.dtype).view(result.shape)
+            for output, result in zip(outputs, results, strict=True)
+            if output is not None
+        ]
+        return Program(self._args, [*self._marks, len(self._args)], places, size)
 
     def _find(self, pointer: int) -> _Buffer | None:
         index = bisect_right(self._buffers, pointer, key=_address) - 1
@@ -104,27 +109,29 @@ class Recording:
 class Program:
     """Recorded ops. Their inputs lie where they lay at recording; a run works on the first tokens and rows of them."""
 
-    def __init__(self, args: list[Args], ends: list[int], result: Tensor, arena_bytes: int) -> None:
+    def __init__(self, args: list[Args], ends: list[int], results: list[Tensor], arena_bytes: int) -> None:
         self.arena_bytes = arena_bytes
+        self.results = tuple(results)
+        """For the most tokens; a run writes the first of them, and the next run overwrites them."""
         self._args = args
         self._ops = (Op * len(args))(*(op(one) for one in args))
         self._ends = sorted(set(ends))
-        self._result = result
 
-    def run(self, num_tokens: int, num_rows: int, after_part: Callable[[], None] | None = None) -> Tensor:
-        """Run all ops; gives the result's first `num_tokens` rows, valid until the next run.
+    def run(self, num_tokens: int, num_rows: int) -> None:
+        """Run all ops."""
+        native.run(self._ops, 0, len(self._args), num_tokens, num_rows)
 
-        after_part: called at each mark, for what takes long.
-        """
-        if after_part is None:
-            native.run(self._ops, 0, len(self._args), num_tokens, num_rows)
-        else:
-            begin = 0
-            for end in self._ends:
-                native.run(self._ops, begin, end, num_tokens, num_rows)
-                after_part()
-                begin = end
-        return self._result[:num_tokens]
+    def run_in_parts(self, num_tokens: int, num_rows: int, after_part: Callable[[], None]) -> None:
+        """Run all ops, and call `after_part` at each mark and at the end: for what takes long."""
+        begin = 0
+        for end in self._ends:
+            native.run(self._ops, begin, end, num_tokens, num_rows)
+            after_part()
+            begin = end
+
+    def run_to_mark(self, num_tokens: int, num_rows: int) -> None:
+        """Run the ops before the first mark."""
+        native.run(self._ops, 0, self._ends[0], num_tokens, num_rows)
 
 
 def _address(buffer: _Buffer) -> int:

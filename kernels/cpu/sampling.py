@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.abi import ArgmaxArgs, SampleArgs
-from kernels.cpu.native import emit, empty
+from kernels.cpu.native import emit, empty, loaded
 from kernels.noise import SAMPLE
 
 
@@ -68,3 +68,8 @@ def with_dense_rows(logits: Tensor) -> Tensor:
 def dense(values: Tensor, dtype: torch.dtype) -> Tensor:
     """A vector as one of another dtype whose elements lie side by side; a copy only if need be."""
     return values.to(dtype).contiguous()
+
+
+def advance(last_token: Tensor, rows: Tensor, drawn: Tensor) -> None:
+    """`kernels.sampling.advance`; all three dense."""
+    loaded().engine_cpu_advance(last_token.data_ptr(), rows.data_ptr(), drawn.data_ptr(), drawn.shape[0])

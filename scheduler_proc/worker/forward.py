@@ -34,13 +34,20 @@ class Hidden:
     """int64 [s]: the sampling rows; None = all, with one token each."""
     last: Tensor | None = None
     """int64 [s]: the sampling rows' last tokens, as indices into `states`."""
+    logits: Tensor | None = None
+    """float32 [n, vocab], where they came with the pass; only of steps whose rows all decode."""
+    likeliest: Tensor | None = None
+    """int32 [n]: argmax of the logits, where it came with the pass."""
 
 
 class Forward(Protocol):
     """Runs a model over a plan's tokens."""
 
     def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
-        """Reads the slots (rows: int64 [n], on the device) as they are before the step; valid until the next call."""
+        """Takes what the slots (rows: int64 [n], on the device) hold before the step, and advances their seq_len.
+
+        The result is valid until the next call.
+        """
         ...
 
 
@@ -58,7 +65,9 @@ class EagerForward:
         context = slots.seq_len[rows]
         if plan.num_decode == len(plan.rows):
             kv_lens = context + 1
-            return Hidden(self._run(plan, rows, slots.last_token[rows], context, kv_lens, None), kv_lens)
+            states = self._run(plan, rows, slots.last_token[rows], context, kv_lens, None)
+            slots.seq_len[rows] = kv_lens
+            return Hidden(states, kv_lens)
         num_rows = len(plan.rows)
         ends = np.cumsum(plan.q_lens)
         row_of_token = slots.upload(np.repeat(np.arange(num_rows), plan.q_lens), torch.int64)
@@ -67,6 +76,7 @@ class EagerForward:
         kv_lens = context + slots.upload(plan.q_lens, torch.int64)
         tokens = torch.cat([slots.last_token[rows[: plan.num_decode]], slots.upload(plan.tokens, torch.int64)])
         states = self._run(plan, rows, tokens, positions, kv_lens, row_of_token)
+        slots.seq_len[rows] = kv_lens
         return _sampling(plan, Hidden(states, kv_lens), slots)
 
     def _run(
@@ -113,26 +123,39 @@ class ProgramForward:
             self._kv_lens.data_ptr(),
             self._page_table.data_ptr(),
         )
-        self._program = self._record(kv, page_size)
+        self._inputs_address = ctypes.addressof(self._inputs)
+        self._pass = self._record_pass(kv, page_size)
+        self._head = self._record_head()
 
     def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
         num_rows = len(plan.rows)
         q_lens = np.ascontiguousarray(plan.q_lens, np.int32)
         host_tokens = np.ascontiguousarray(plan.tokens, np.int32)
         num_tokens = native.loaded().engine_cpu_step_inputs(
-            ctypes.addressof(self._inputs),
+            self._inputs_address,
             rows.data_ptr(),
             num_rows,
             plan.num_decode,
             q_lens.ctypes.data,
             host_tokens.ctypes.data,
         )
-        beat = self._decoder.on_layer if num_tokens > QUICK_TOKENS else None
-        states = self._program.run(num_tokens, num_rows, beat)
-        done = Hidden(states, self._kv_lens[:num_rows])
-        return done if plan.num_decode == num_rows else _sampling(plan, done, self._slots)
+        if num_tokens > QUICK_TOKENS:
+            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
+        else:
+            self._pass.run(num_tokens, num_rows)
+        done = Hidden(self._pass.results[0][:num_tokens], self._kv_lens[:num_rows])
+        if plan.num_decode < num_rows:
+            return _sampling(plan, done, self._slots)
+        logits, likeliest = self._head.results
+        done.logits = logits[:num_rows]
+        if plan.all_greedy:
+            self._head.run(num_rows, num_rows)
+            done.likeliest = likeliest[:num_rows]
+        else:
+            self._head.run_to_mark(num_rows, num_rows)
+        return done
 
-    def _record(self, kv: list[Tensor], page_size: int) -> Program:
+    def _record_pass(self, kv: list[Tensor], page_size: int) -> Program:
         batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, page_size)
         recording = Recording(len(self._tokens), len(self._q_lens))
         decoder = self._decoder
@@ -141,6 +164,16 @@ class ProgramForward:
             hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, kv)
         decoder.on_layer = beat
         return recording.finish(hidden)
+
+    def _record_head(self) -> Program:
+        """Logits of the first tokens of a pass, one for each row, and after a mark their argmax."""
+        max_rows = len(self._q_lens)
+        recording = Recording(max_rows, max_rows)
+        with torch.inference_mode(), recording.taking():
+            logits = self._decoder.logits(self._pass.results[0][:max_rows])
+            recording.mark()
+            likeliest = self._decoder.kernels.argmax_rows(logits)
+        return recording.finish(logits, likeliest)
 
 
 def _sampling(plan: StepPlan, done: Hidden, slots: DeviceSlots) -> Hidden:

@@ -66,7 +66,6 @@ class ModelRunner:
         if self._rows.version != plan.rows_version:
             self._rows = _Rows(plan.rows_version, slots.upload(plan.rows, torch.int64))
         done = self._forward(plan, self._rows.slots)
-        slots.seq_len[self._rows.slots] = done.kv_lens
         result = StepResult(np.full((len(plan.rows), 1), 0, np.int32), None, None)
         if plan.sample.any():
             self._sample(plan, done, result)
@@ -88,7 +87,7 @@ class ModelRunner:
         rows, hidden, kv_lens = self._rows.slots, done.states, done.kv_lens
         if done.sampling is not None:
             rows, hidden, kv_lens = rows[done.sampling], hidden[done.last], kv_lens[done.sampling]
-        logits = self.decoder.logits(hidden)
+        logits = self.decoder.logits(hidden) if done.logits is None else done.logits
         adjusted = self._adjusted_rows(plan) if plan.adjusts_logits else None
         wanted = scored_rows(plan) if plan.logprobs is not None else None
         raw = None
@@ -96,17 +95,19 @@ class ModelRunner:
             if wanted is not None and self.logprobs_mode == "raw":
                 raw = self._kept(plan, logits, wanted)
             self.kernels.adjust_logits(logits, kv_lens, self.adjustments.penalties, self.adjustments.edits, adjusted)
-        drawn = self._draw(plan, logits, rows, kv_lens)
-        tokens = drawn.to(torch.int64).clamp(min=0)
-        self.slots.last_token[rows] = tokens
+        drawn = done.likeliest if adjusted is None else None
+        if drawn is None:
+            drawn = self._draw(plan, logits, rows, kv_lens)
+        self.kernels.advance(self.slots.last_token, rows, drawn)
         if adjusted is not None:
-            self.adjustments.count(tokens, adjusted)
+            self.adjustments.count(self.slots.last_token[rows], adjusted)
         result.tokens[plan.sample, 0] = drawn.cpu().numpy()
-        failed = result.tokens[:, 0] < 0
-        result.failed = failed if failed.any() else None
+        if result.tokens.min() < 0:
+            result.failed = result.tokens[:, 0] < 0
         if raw is not None:
             logits.index_copy_(0, *raw)
         if wanted is not None:
+            tokens = self.slots.last_token[rows]
             result.scores = self._score_tokens(plan, logits, tokens, rows, wanted)
 
     def _adjusted_rows(self, plan: StepPlan) -> AdjustedRows:

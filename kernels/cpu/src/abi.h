@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ENGINE_ABI 1
+#define ENGINE_ABI 2
 
 extern "C" {
 
@@ -176,7 +176,7 @@ struct SampleArgs {
 
 // A step's inputs, made from the slots: tokens, positions and KV locations of its tokens; lengths and pages of its rows.
 struct StepInputs {
-    const int64_t* seq_len;     // of slots: tokens before the step
+    int64_t* seq_len;           // of slots: tokens before the step, then after it
     const int64_t* last_token;  // of slots: what decode rows add
     const int32_t* slot_pages;  // [slots, pages_stride]
     int64_t pages_stride;       // of slot_pages and page_table

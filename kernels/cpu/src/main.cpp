@@ -67,8 +67,14 @@ ENGINE_EXPORT void engine_cpu_run(const Op* ops, int64_t num_ops, int64_t num_to
     pool_run(chosen, ops, num_ops, Extent{num_tokens, num_rows});
 }
 
+// last_token of slot rows[i] = drawn[i], 0 where that is -1.
+ENGINE_EXPORT void engine_cpu_advance(int64_t* last_token, const int64_t* rows, const int32_t* drawn, int64_t count) {
+    for (int64_t i = 0; i < count; i++) last_token[rows[i]] = drawn[i] < 0 ? 0 : drawn[i];
+}
+
 // Fill in a step of `num_rows` rows (slots), the first `num_decode` of which add their slot's last token, the others
-// q_lens tokens each of `host_tokens`. Returns the number of tokens.
+// q_lens tokens each of `host_tokens`. The slots' lengths
+// are those after the step from then on. Returns the number of tokens.
 ENGINE_EXPORT int64_t engine_cpu_step_inputs(
     const StepInputs* step, const int64_t* rows, int64_t num_rows, int64_t num_decode, const int32_t* q_lens,
     const int32_t* host_tokens) {
@@ -80,6 +86,7 @@ ENGINE_EXPORT int64_t engine_cpu_step_inputs(
         memcpy(step->page_table + row * step->pages_stride, pages, (size_t)num_pages * sizeof(int32_t));
         step->q_lens[row] = q_lens[row];
         step->kv_lens[row] = end;
+        step->seq_len[slot] = end;
         for (int64_t position = context; position < end; position++, token++) {
             step->tokens[token] = row < num_decode ? step->last_token[slot] : (int64_t)*host_tokens++;
             step->positions[token] = position;

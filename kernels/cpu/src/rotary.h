@@ -80,7 +80,8 @@ inline void rope_store(const RopeStoreArgs& args, const Extent& extent, Worker& 
             if (args.k_norm != nullptr) normalise_head(key, args.k_norm, dim, args.eps);
             rotate_head(key, cos_sin, args.rotary_dim);
             store_head(key, dim, kv.type, place + h * kv.head_stride);
-            store_head(args.v + t * args.token_stride + h * dim, dim, kv.type, place + kv.half_stride + h * kv.head_stride);
+            const float* value = args.v + t * args.token_stride + h * dim;
+            store_head(value, dim, kv.type, place + kv.half_stride + h * kv.head_stride);
         }
     }
 }

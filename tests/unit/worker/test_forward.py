@@ -92,7 +92,7 @@ class _Runs:
             pages=(None,),
         )
         done = self.forward(plan, rows)
-        self.slots.seq_len[rows] = done.kv_lens
+        assert torch.equal(self.slots.seq_len[rows], done.kv_lens)
         for slot, states in zip(slots, done.states.split(q_lens.tolist()), strict=True):
             self.hidden[slot].append(states.clone())
 
