@@ -6,7 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ FINE_BYTES = 32
 """Of a group that is kept finely."""
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_ARENA_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,41 +48,39 @@ class PackedMatrix:
         return out
 
 
-def pack(rows: PackedRows | Tensor) -> PackedMatrix:
+def pack(rows: PackedRows | Tensor, arena: Arena | None = None) -> PackedMatrix:
     """Tiles from a file's packed rows, or int8 in groups of 32 columns from a float matrix `[rows, cols]`.
 
-    Raises RuntimeError where the library of kernels was not built.
+    arena: where to put them; None = memory of their own. Raises RuntimeError where the library of kernels was not built.
     """
     lib = native.loaded()
+    arena = arena or Arena(0)
     if isinstance(rows, PackedRows):
         packing, source = Packing[rows.kind], rows.data.contiguous()
         num_rows, cols = source.shape[0], rows.cols
-        data = arena().take(lib.engine_cpu_packed_bytes(packing, num_rows, cols))
+        data = arena.take(lib.engine_cpu_packed_bytes(packing, num_rows, cols))
         lib.engine_cpu_pack(packing, num_rows, cols, source.data_ptr(), source.stride(0), data.data_ptr())
     else:
         packing, source = Packing.Q8_0, rows.float().contiguous()
         num_rows, cols = source.shape
-        data = arena().take(lib.engine_cpu_packed_bytes(packing, num_rows, cols))
+        data = arena.take(lib.engine_cpu_packed_bytes(packing, num_rows, cols))
         lib.engine_cpu_pack_int8(num_rows, cols, source.data_ptr(), cols, data.data_ptr())
     return PackedMatrix(packing, num_rows, cols, data)
 
 
-@cache
-def arena() -> _Arena:
-    return _Arena()
-
-
-class _Arena:
+class Arena:
     """Memory for matrices in large pages, which a processor translates more at a time of; handed out in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int = 32 << 20) -> None:
+        """size_bytes: taken at a time, or more where a matrix needs it."""
+        self._size_bytes = size_bytes
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size_bytes: int) -> Tensor:
         """uint8 `[size_bytes]` at a multiple of 64 bytes."""
         size = -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         if size > len(self._left):
-            self._left = _huge(max(size, _ARENA_BYTES))
+            self._left = _huge(max(size, self._size_bytes))
         taken, self._left = self._left[:size_bytes], self._left[size:]
         return taken
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kernels.cpu.matrix import PackedLinear, PackedMatrix, pack
+from kernels.cpu.matrix import Arena, PackedLinear, PackedMatrix, pack
 from kernels.dispatch import KernelSet
 from kernels.packed_rows import PackedRows
 
@@ -18,18 +18,20 @@ class Packed:
     """Packed rows stay in their kind; floats are packed to int8 in groups of 32. Activations are float32."""
 
     kernels: KernelSet
+    arena: Arena = field(default_factory=Arena)
     takes_packed: bool = field(default=True, init=False)
     quantises: bool = field(default=True, init=False)
 
     def create(self, out_dim: int, in_dim: int, bias: bool, device: torch.device, dtype: torch.dtype) -> PackedWeight:
-        return PackedWeight(self.kernels, out_dim, torch.zeros(out_dim) if bias else None)
+        return PackedWeight(self.kernels, self.arena, out_dim, torch.zeros(out_dim) if bias else None)
 
 
 class PackedWeight:
     """The matrices of one layer, one for each part that was loaded. Applied only when all are there."""
 
-    def __init__(self, kernels: KernelSet, out_dim: int, bias: Tensor | None) -> None:
+    def __init__(self, kernels: KernelSet, arena: Arena, out_dim: int, bias: Tensor | None) -> None:
         self._kernels = kernels
+        self._arena = arena
         self._out_dim = out_dim
         self._bias = bias
         self._parts: dict[int, PackedMatrix] = {}
@@ -37,7 +39,7 @@ class PackedWeight:
 
     def load(self, name: str, rows: slice, value: Tensor | PackedRows) -> None:
         if name == "weight":
-            self._parts[rows.start] = pack(value)
+            self._parts[rows.start] = pack(value, self._arena)
         else:
             assert self._bias is not None and isinstance(value, Tensor)
             self._bias[rows].copy_(value)

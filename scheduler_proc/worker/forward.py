@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +20,11 @@ from scheduler_proc.worker.device_slots import DeviceSlots
 
 QUICK_TOKENS = 8
 """Steps of so few tokens show a sign of life after the pass only, not after every layer."""
+HEAD_ROWS = 256
+"""Steps of more rows have their logits made apart: room for them is not kept."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hidden:
     """A step's hidden states, and which of them are to give a token."""
 
@@ -124,6 +126,7 @@ class ProgramForward:
             self._page_table.data_ptr(),
         )
         self._inputs_address = ctypes.addressof(self._inputs)
+        self._views: dict[tuple[int, bool], Hidden] = {}
         self._pass = self._record_pass(kv, page_size)
         self._head = self._record_head()
 
@@ -143,17 +146,26 @@ class ProgramForward:
             self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
         else:
             self._pass.run(num_tokens, num_rows)
-        done = Hidden(self._pass.results[0][:num_tokens], self._kv_lens[:num_rows])
         if plan.num_decode < num_rows:
+            done = Hidden(self._pass.results[0][:num_tokens], self._kv_lens[:num_rows])
             return _sampling(plan, done, self._slots)
-        logits, likeliest = self._head.results
-        done.logits = logits[:num_rows]
+        if num_rows > HEAD_ROWS:
+            return Hidden(self._pass.results[0][:num_rows], self._kv_lens[:num_rows])
         if plan.all_greedy:
             self._head.run(num_rows, num_rows)
-            done.likeliest = likeliest[:num_rows]
         else:
             self._head.run_to_mark(num_rows, num_rows)
-        return done
+        return self._decoded(num_rows, plan.all_greedy)
+
+    def _decoded(self, num_rows: int, greedy: bool) -> Hidden:
+        """Views of the programs' results; kept, for a steady step is short and a view costs microseconds."""
+        known = self._views.get((num_rows, greedy))
+        if known is None:
+            logits, likeliest = (result[:num_rows] for result in self._head.results)
+            states, kv_lens = self._pass.results[0][:num_rows], self._kv_lens[:num_rows]
+            known = Hidden(states, kv_lens, logits=logits, likeliest=likeliest if greedy else None)
+            self._views[num_rows, greedy] = known
+        return known
 
     def _record_pass(self, kv: list[Tensor], page_size: int) -> Program:
         batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, page_size)
@@ -167,7 +179,7 @@ class ProgramForward:
 
     def _record_head(self) -> Program:
         """Logits of the first tokens of a pass, one for each row, and after a mark their argmax."""
-        max_rows = len(self._q_lens)
+        max_rows = min(len(self._q_lens), HEAD_ROWS)
         recording = Recording(max_rows, max_rows)
         with torch.inference_mode(), recording.taking():
             logits = self._decoder.logits(self._pass.results[0][:max_rows])
@@ -177,7 +189,9 @@ class ProgramForward:
 
 
 def _sampling(plan: StepPlan, done: Hidden, slots: DeviceSlots) -> Hidden:
-    """Say which rows of a step with prompts sample."""
-    done.sampling = slots.upload(np.flatnonzero(plan.sample), torch.int64)
-    done.last = slots.upload(np.cumsum(plan.q_lens)[plan.sample] - 1, torch.int64)
-    return done
+    """With which rows of a step with prompts sample."""
+    return replace(
+        done,
+        sampling=slots.upload(np.flatnonzero(plan.sample), torch.int64),
+        last=slots.upload(np.cumsum(plan.q_lens)[plan.sample] - 1, torch.int64),
+    )

@@ -37,11 +37,11 @@ class Reference:
     gaps: list[float]
 
 
-def config(*, threads: int = 1, **options: object) -> EngineConfig:
+def config(*, threads: int = 1, model: ModelOptions | None = None, **options: object) -> EngineConfig:
     """An engine configuration for the matrix; keys are SchedulerOptions."""
     base: dict = {"device": "cpu", "max_total_tokens": 8192, "max_running_requests": 16}
     return EngineConfig(
-        model=ModelOptions(),
+        model=model or ModelOptions(),
         scheduler=SchedulerOptions(**{**base, **options}),
         process=ProcessOptions(cpu_threads=threads),
     )
@@ -59,9 +59,11 @@ def cases(vocab_size: int, lengths: list[int], max_tokens: int, seed: int = 0) -
     return made
 
 
-def references(tmp_path: Path, model: ModelFiles, made: list[Case], threads: int = 1) -> list[Reference]:
+def references(
+    tmp_path: Path, model: ModelFiles, made: list[Case], threads: int = 1, options: ModelOptions | None = None
+) -> list[Reference]:
     """Each case alone: whole prompt in one step, page size 16, depth 0."""
-    harness = Harness.of_model(tmp_path, config(threads=threads, chunked_prefill_size=4096), model)
+    harness = Harness.of_model(tmp_path, config(threads=threads, model=options, chunked_prefill_size=4096), model)
     gaps: list[float] = []
     assert isinstance(harness.device, CpuDevice)
     decoder = harness.device._runner.decoder

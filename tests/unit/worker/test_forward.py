@@ -91,7 +91,7 @@ class _Runs:
             joins=None,
             pages=(None,),
         )
-        done = self.forward(plan, rows)
+        self.done = done = self.forward(plan, rows)
         assert torch.equal(self.slots.seq_len[rows], done.kv_lens)
         for slot, states in zip(slots, done.states.split(q_lens.tolist()), strict=True):
             self.hidden[slot].append(states.clone())
@@ -172,6 +172,27 @@ def _with_kernels(decoder: Decoder, kernels: object) -> Decoder:
             mine_norm.weight.copy_(their_norm.weight)
     made._norm.weight.copy_(decoder._norm.weight)
     return made
+
+
+def test_logits_come_with_a_decode_step_unless_it_is_large(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = _prompt(8, 12)
+    with using(threads=2):
+        runs = _Runs(decoder)
+        runs.step({0: prompt, 1: prompt})
+        assert runs.done.logits is None
+        runs.step({0: [5], 1: [6]})
+        logits = runs.done.logits
+        assert logits is not None and runs.done.likeliest is not None
+        assert torch.equal(logits, decoder.logits(runs.done.states))
+        assert torch.equal(runs.done.likeliest, logits.argmax(-1).to(torch.int32))
+        monkeypatch.setattr("scheduler_proc.worker.forward.HEAD_ROWS", 1)
+        small = _Runs(decoder)
+        small.step({0: prompt, 1: prompt})
+        small.step({0: [5], 1: [6]})
+        assert small.done.logits is None
+        assert torch.equal(small.states(1), runs.states(1))
 
 
 def test_long_steps_show_signs_of_life(decoder: Decoder) -> None:
