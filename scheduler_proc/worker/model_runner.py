@@ -101,7 +101,12 @@ class ModelRunner:
         self.kernels.advance(self.slots.last_token, rows, drawn)
         if adjusted is not None:
             self.adjustments.count(self.slots.last_token[rows], adjusted)
-        result.tokens[plan.sample, 0] = drawn.cpu().numpy()
+        host = drawn.cpu().numpy()
+        if done.sampling is None:
+            # A copy: the next step may write over what it was drawn into.
+            result.tokens = host.reshape(-1, 1).copy()
+        else:
+            result.tokens[plan.sample, 0] = host
         if result.tokens.min() < 0:
             result.failed = result.tokens[:, 0] < 0
         if raw is not None:
