@@ -51,7 +51,7 @@ class PackedMatrix:
 def pack(rows: PackedRows | Tensor, arena: Arena | None = None) -> PackedMatrix:
     """Tiles from a file's packed rows, or int8 in groups of 32 columns from a float matrix `[rows, cols]`.
 
-    arena: where to put them; None = memory of their own. Raises RuntimeError where the library of kernels was not built.
+    arena: where to put them; None = memory of their own. Raises RuntimeError where the kernels were not built.
     """
     lib = native.loaded()
     arena = arena or Arena(0)

@@ -174,9 +174,7 @@ def _with_kernels(decoder: Decoder, kernels: object) -> Decoder:
     return made
 
 
-def test_logits_come_with_a_decode_step_unless_it_is_large(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_come_with_a_decode_step_unless_it_is_large(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = _prompt(8, 12)
     with using(threads=2):
         runs = _Runs(decoder)
