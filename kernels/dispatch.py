@@ -193,9 +193,18 @@ def select(
     return KernelSet(**chosen)
 
 
+def knows_int8_pages(kernels: KernelSet) -> bool:
+    """Whether pages may be int8: codes with their scales are a matter of the CPU kernels."""
+    return all(_is_native(kernels, op) for op in ("rope_store", "paged_attention"))
+
+
 def can_record(kernels: KernelSet) -> bool:
     """Whether a forward pass over packed weights runs by recordable operations alone."""
-    return all(getattr(kernels, op).__module__.startswith("kernels.cpu.") for op in FORWARD_OPS)
+    return all(_is_native(kernels, op) for op in FORWARD_OPS)
+
+
+def _is_native(kernels: KernelSet, op: str) -> bool:
+    return getattr(kernels, op).__module__.startswith("kernels.cpu.")
 
 
 def _parse(overrides: str, table: Mapping[str, tuple[Implementation, ...]]) -> dict[str, str]:

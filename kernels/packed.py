@@ -27,9 +27,9 @@ def quantise_rows(x: Tensor) -> Tensor:
     most = groups.abs().amax(-1, keepdim=True)
     finite = most.isfinite()
     scales = torch.where(finite, most / 127.0, torch.nan)
-    codes = torch.where(finite, groups * torch.where(most > 0, 127.0 / most, 0.0), 0.0).round()
+    codes = torch.where(finite, groups * torch.where(most > 1e-30, 127.0 / most, 0.0), 0.0).round()
     fine_from = FINE_FROM * x.square().mean(-1).sqrt()
-    is_fine = (most.squeeze(-1) > fine_from.unsqueeze(1)) & finite.squeeze(-1)
+    is_fine = (most.squeeze(-1) > fine_from.unsqueeze(1).clamp(min=1e-30)) & finite.squeeze(-1)
     fine_scales = scales / 254.0
     fine_codes = ((groups - codes * scales) / fine_scales).round()
     out = torch.zeros(num_tokens, activation_bytes(dim), dtype=torch.uint8)

@@ -167,7 +167,7 @@ def _start_threads(config: EngineConfig, packed: bool) -> int:
 
     from scheduler_proc.cpus import usable_cores
 
-    count = config.process.cpu_threads or usable_cores()
+    count = config.process.cpu_threads or min(usable_cores(), 1024)
     if not packed:
         torch.set_num_threads(count)
         return count
@@ -186,7 +186,7 @@ def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[
     """The model with its weights, and its kernels. Raises ConfigError, ModelFileError, StartupError."""
     import torch
 
-    from kernels.dispatch import select
+    from kernels.dispatch import knows_int8_pages, select
     from scheduler_proc.models.decoder import Decoder
     from scheduler_proc.models.registry import spec_of
     from scheduler_proc.weights.load import load_weights
@@ -198,6 +198,8 @@ def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[
         kernels = select(place.type, dtype, packed=True) if numerics.packed else select(place.type, dtype)
     except ValueError as error:
         raise ConfigError(f"ENGINE_KERNELS: {error}") from error
+    if numerics.kv_dtype == torch.int8 and not knows_int8_pages(kernels):
+        raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
     if numerics.packed:
         from scheduler_proc.layers.packed import Packed
 

@@ -67,6 +67,19 @@ def _packed(config: EngineConfig, model: ModelFiles) -> bool:
                 "it out."
             )
         return False
+    head_dim = model.config.head_dim
+    if head_dim % 8 or head_dim > 256:
+        if asked:
+            raise ConfigError(
+                f"{asked} needs heads of 8, 16, ... 256 elements; those of {model.name} have {head_dim}. Leave it out."
+            )
+        log.warning(
+            "event=cpu_kernels_unfit effect=weights of %s are unpacked to float32: heads of %d elements are not a "
+            "multiple of 8 up to 256",
+            model.name,
+            head_dim,
+        )
+        return False
     if _has_cpu_kernels():
         return True
     if asked:
@@ -102,4 +115,6 @@ def _has_cpu_kernels() -> bool:
     except ValueError as error:
         raise ConfigError(f"ENGINE_CPU_ISA: {error}") from error
     except OSError as error:
-        raise StartupError(f"the CPU kernels cannot be loaded: {error}") from error
+        raise StartupError(
+            f"the CPU kernels cannot be loaded: {error}. Delete that file and run python -m kernels.cpu.build"
+        ) from error

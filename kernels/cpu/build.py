@@ -55,6 +55,9 @@ _X86_FLAGS = {
 }
 
 
+_NEWEST = "isa_avx512.cpp"
+
+
 class CompileError(Exception):
     """There is no compiler, or it refuses the sources. `line` says so in one line, without what the compiler said."""
 
@@ -68,19 +71,27 @@ def compile_library(output: Path, *, sanitise: bool = False, source_dir: Path = 
     begin = time.time()
     compiler = _compiler()
     x86 = platform.machine() in ("x86_64", "AMD64")
-    files = [source_dir / name for name in ("main.cpp", "pack.cpp", "pool.cpp", "isa_scalar.cpp")]
-    files += [source_dir / name for name in _X86_FLAGS] if x86 else []
+    names = ["isa_scalar.cpp", "pack.cpp", "pool.cpp", *(_X86_FLAGS if x86 else ())]
     extra = _SANITISERS if sanitise else ()
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
 
-        def compiled(source: Path) -> str:
-            target = str(Path(folder) / f"{source.stem}.o")
-            _run([*compiler, *_COMMON, *_X86_FLAGS.get(source.name, ()), *extra, "-c", str(source), "-o", target])
+        def compiled(name: str, *defines: str) -> str | None:
+            target = str(Path(folder) / f"{Path(name).stem}.o")
+            flags = (*_COMMON, *_X86_FLAGS.get(name, ()), *extra, *defines)
+            try:
+                _run([*compiler, *flags, "-c", str(source_dir / name), "-o", target])
+            except CompileError:
+                # An older compiler may not know the newest instructions; the others will do.
+                if name == _NEWEST:
+                    return None
+                raise
             return target
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compiled, files))
+            found = dict(zip(names, pool.map(compiled, names), strict=True))
+        main_object = compiled("main.cpp", *(["-DENGINE_WITH_AVX512"] if found.get(_NEWEST) else []))
+        objects = [name for name in (main_object, *found.values()) if name is not None]
         # Written aside and renamed: a process that has the old one mapped keeps it whole.
         fresh = output.with_suffix(f".{os.getpid()}.tmp")
         _run([*compiler, "-shared", "-pthread", *extra, *objects, "-o", str(fresh)])

@@ -21,6 +21,8 @@ GROUP = 16
 """Columns of an activation row that share a scale."""
 FINE_BYTES = 32
 """Of a group that is kept finely."""
+LARGEST_WEIGHT = 127 * 65504.0
+"""That int8 packing takes: its scales are float16."""
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 
@@ -51,7 +53,8 @@ class PackedMatrix:
 def pack(rows: PackedRows | Tensor, arena: Arena | None = None) -> PackedMatrix:
     """Tiles from a file's packed rows, or int8 in groups of 32 columns from a float matrix `[rows, cols]`.
 
-    arena: where to put them; None = memory of their own. Raises RuntimeError where the kernels were not built.
+    arena: where to put them; None = memory of their own. Raises RuntimeError where the kernels were not built,
+    ValueError for floats that are not finite or too large.
     """
     lib = native.loaded()
     arena = arena or Arena(0)
@@ -62,6 +65,9 @@ def pack(rows: PackedRows | Tensor, arena: Arena | None = None) -> PackedMatrix:
         lib.engine_cpu_pack(packing, num_rows, cols, source.data_ptr(), source.stride(0), data.data_ptr())
     else:
         packing, source = Packing.Q8_0, rows.float().contiguous()
+        largest = float(source.abs().max())
+        if not largest <= LARGEST_WEIGHT:
+            raise ValueError(f"its values go up to {largest:g}; int8 packing takes {LARGEST_WEIGHT:g}")
         num_rows, cols = source.shape
         data = arena.take(lib.engine_cpu_packed_bytes(packing, num_rows, cols))
         lib.engine_cpu_pack_int8(num_rows, cols, source.data_ptr(), cols, data.data_ptr())

@@ -75,7 +75,10 @@ def _load_checkpoint(
         value = tensor.read_packed() if target.takes_packed and tensor.read_packed is not None else tensor.read()
         if permuted:
             value = _unpermute(spec, own_name, value)
-        target.load(value)
+        try:
+            target.load(value)
+        except ValueError as error:
+            raise ModelFileError(f"{tensor.file}: tensor {tensor.name} cannot be used: {error}") from error
         if target.takes_packed:
             packed[value.kind if isinstance(value, PackedRows) else INT8] += 1
         done += tensor.size_bytes

@@ -142,6 +142,8 @@ class ProgramForward:
             q_lens.ctypes.data,
             host_tokens.ctypes.data,
         )
+        if num_tokens < 0:
+            raise RuntimeError("a row of the step is longer than its page table")
         if num_tokens > QUICK_TOKENS:
             self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
         else:

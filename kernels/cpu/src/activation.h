@@ -35,7 +35,8 @@ ENGINE_INLINE void quantise_group(const vf* x, const ActivationRow& row, int64_t
     const bool finite = nan == 0 && largest < INFINITY;
     const float scale = finite ? largest / 127.0f : NAN;
     vf rounded[GROUP_VECTORS];
-    const float inverse = finite && largest > 0.0f ? 127.0f / largest : 0.0f;
+    // Below that, 127 / largest would not be a number; nobody will see the difference to 0.
+    const float inverse = finite && largest > 1e-30f ? 127.0f / largest : 0.0f;
     const int32_t total = round_group(x, inverse, row.codes + group * GROUP, rounded);
     row.scales[group] = scale;
     row.negative_codes[group] = -total;

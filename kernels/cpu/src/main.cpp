@@ -14,12 +14,14 @@ bool runs_here(const KernelTable* table) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (table == &AVX2_KERNELS)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        // Whatever has AVX2 has F16C, which not every compiler can ask for.
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#if defined(ENGINE_WITH_AVX512)
     if (table == &AVX512_KERNELS)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
-               __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+               __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     (void)table;
     return true;
@@ -27,8 +29,10 @@ bool runs_here(const KernelTable* table) {
 
 // Best first.
 const KernelTable* const TABLES[] = {
-#if defined(__x86_64__)
+#if defined(ENGINE_WITH_AVX512)
     &AVX512_KERNELS,
+#endif
+#if defined(__x86_64__)
     &AVX2_KERNELS,
 #endif
     &SCALAR_KERNELS,
@@ -74,7 +78,7 @@ ENGINE_EXPORT void engine_cpu_advance(int64_t* last_token, const int64_t* rows, 
 
 // Fill in a step of `num_rows` rows (slots), the first `num_decode` of which add their slot's last token, the others
 // q_lens tokens each of `host_tokens`. The slots' lengths
-// are those after the step from then on. Returns the number of tokens.
+// are those after the step from then on. Returns the number of tokens, -1 where a row is longer than its page table.
 ENGINE_EXPORT int64_t engine_cpu_step_inputs(
     const StepInputs* step, const int64_t* rows, int64_t num_rows, int64_t num_decode, const int32_t* q_lens,
     const int32_t* host_tokens) {
@@ -82,6 +86,7 @@ ENGINE_EXPORT int64_t engine_cpu_step_inputs(
     for (int64_t row = 0; row < num_rows; row++) {
         const int64_t slot = rows[row], context = step->seq_len[slot], end = context + q_lens[row];
         const int64_t num_pages = (end + step->page_size - 1) / step->page_size;
+        if (num_pages > step->pages_stride) return -1;
         const int32_t* pages = step->slot_pages + slot * step->pages_stride;
         memcpy(step->page_table + row * step->pages_stride, pages, (size_t)num_pages * sizeof(int32_t));
         step->q_lens[row] = q_lens[row];

@@ -168,6 +168,8 @@ void quantise_block(const float* x, int count, Block* out) {
     float largest = 0.0f;
     for (int c = 0; c < count; c++) largest = fabsf(x[c]) > largest ? fabsf(x[c]) : largest;
     out->d = to_half(largest / 127.0f);
+    // A tiny scale is coarse: rounded down it would clip the largest weights.
+    if (from_half(out->d) * 127.5f < largest) out->d++;
     // Codes for the scale as it is stored: rounding it must not cost accuracy twice.
     const float d = from_half(out->d);
     for (int c = 0; c < count; c++) {

@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -28,6 +29,8 @@ namespace {
 // shares it.
 constexpr int64_t SPIN_NS = 20 * 1000;
 constexpr int MAX_THREADS = 1024;
+// Phases that a helper may be behind.
+constexpr uint32_t LATE = 4;
 
 int64_t now_ns() {
     timespec t;
@@ -74,8 +77,11 @@ struct Buffer {
             const size_t rounded = (bytes + bytes / 2 + 4095) / 4096 * 4096;
             data = aligned_alloc(4096, rounded);
             size = data == nullptr ? 0 : rounded;
-            // There is no way to go on, and none back to Python from the middle of an op.
-            if (data == nullptr) abort();
+            if (data == nullptr) {
+                // There is no way to go on, and none back to Python from the middle of an op.
+                fprintf(stderr, "engine: the CPU kernels got no %zu bytes of memory to work in\n", rounded);
+                abort();
+            }
         }
         return data;
     }
@@ -120,6 +126,9 @@ pthread_mutex_t run_mutex = PTHREAD_MUTEX_INITIALIZER;
 void walk(Worker& worker) {
     const Run& run = pool.run;
     for (int64_t i = 0; i < run.num_ops; i++) {
+        // A helper that has been off its core does not walk through what is done: the run's end waits for it to leave.
+        if (worker.index != 0 && (uint32_t)(pool.ticket.load(std::memory_order_relaxed) >> 32) - worker.phase > LATE)
+            return;
         run.table->ops[run.ops[i].kind](run.ops[i].args, run.extent, worker);
         worker.barrier();
     }
@@ -160,10 +169,19 @@ void end_threads() {
 void forget_threads() {
     pool.count = 1;
     pool.inside.store(0);
+    pool.open.store(false);
+    pool.done.store(0);
+    pool.ticket.store(0);
+    pool.phase.value.store(0);
+    pool.phase.sleepers.store(0);
+    pool.start.sleepers.store(0);
     pthread_mutex_init(&run_mutex, nullptr);
 }
 
 }  // namespace
+
+// At load, so that it holds for the first run too.
+static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
 
 int64_t Worker::next(int64_t items, int64_t step) {
     total = items;
@@ -205,8 +223,6 @@ void* Worker::shared(size_t bytes) {
 
 int pool_set_threads(int count) {
     if (count < 1 || count > MAX_THREADS) return EINVAL;
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
-    (void)registered;
     pthread_mutex_lock(&run_mutex);
     end_threads();
     int error = 0;

@@ -8,9 +8,9 @@ struct Pool;
 // One thread's view of a run. An op goes by in phases: workers take items by next() until there are none left, and
 // barrier() waits until all items of the phase are done and their writes are seen; one follows every op by itself.
 //
-// Nobody waits for a worker that has taken nothing: the front of the server shares the cores, and a worker may be off
-// its core for longer than an op lasts. When it comes back it walks through what the others have done, gets no items, and
-// its reads of what is shared there may give anything.
+// No phase waits for a worker that has taken nothing: the front of the server shares the cores, and a worker may be off
+// its core for longer than an op lasts. When it comes back it gets no items, its reads of what is shared there may give
+// anything, and it leaves; only the end of the run waits for that, for the run's memory may go then.
 struct Worker {
     Pool* pool;
     int index;

@@ -127,3 +127,17 @@ def test_the_null_device_has_neither(options: dict) -> None:
     refuse_without_a_model(EngineConfig(scheduler=null))
     with pytest.raises(ConfigError, match=r"--device null has no .* int8; leave one out"):
         refuse_without_a_model(EngineConfig(scheduler=null, model=ModelOptions(**options)))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("head_dim", [20, 100, 264])
+def test_heads_that_the_kernels_cannot_take_are_unpacked(
+    models: dict[str, ModelFiles], caplog: pytest.LogCaptureFixture, head_dim: int
+) -> None:
+    model = models["Q4_1"]
+    odd = msgspec.structs.replace(model, config=msgspec.structs.replace(model.config, head_dim=head_dim))
+    with caplog.at_level(logging.WARNING):
+        assert choose_numerics(config(), odd) == Numerics(False, torch.float32, torch.float32)
+    assert f"heads of {head_dim} elements" in caplog.text
+    with pytest.raises(ConfigError, match=f"needs heads of .* have {head_dim}"):
+        choose_numerics(config(quantization="int8"), odd)

@@ -70,11 +70,27 @@ def test_int8_of_float_matrices_of_any_width(isa: str, cols: int) -> None:
 
 
 def test_int8_of_the_smallest_and_largest_weights() -> None:
-    weight = torch.tensor([[0.0] * 32, [1e-9] * 32, [6e4] * 32, [1e7] * 32])
+    weight = torch.tensor([[0.0] * 32, [1e-9] * 32, [6e4] * 32, [8e6] * 32])
     got = pack(weight).dequantise()
     assert torch.equal(got[0], weight[0])
     assert torch.isfinite(got).all()
     assert torch.allclose(got[2], weight[2], rtol=1e-2)
+
+
+@pytest.mark.parametrize("largest", [1e-3, 1e-4, 1e-5, 4e-6])
+def test_int8_does_not_clip_small_blocks(largest: float) -> None:
+    weight = torch.linspace(-1, 1, 64).view(2, 32) * largest
+    error = (pack(weight).dequantise() - weight).abs().max()
+    # A float16 scale below the normal numbers is a multiple of 2^-24.
+    assert float(error) <= 0.51 * (largest / 127 + 2**-24)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 1e9])
+def test_weights_that_int8_cannot_hold_are_refused(broken: float) -> None:
+    weight = torch.ones(3, 40)
+    weight[2, 35] = broken
+    with pytest.raises(ValueError, match="int8 packing takes"):
+        pack(weight)
 
 
 @every_isa

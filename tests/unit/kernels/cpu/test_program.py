@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +127,32 @@ def test_long_and_short_runs_alternate() -> None:
             program.run(4, 1)
             assert torch.equal(program.results[0], expected)
             native.set_threads(4) if _ % 100 == 50 else linear.quantise_rows(torch.zeros(1, 32))
+
+
+def test_a_fork_in_the_middle_of_runs_leaves_a_pool_that_works() -> None:
+    """In a child of its own: forking the test process beside its threads would be asking for trouble."""
+    script = """
+import os, threading, torch
+from kernels.cpu import linear, native
+native.set_threads(2)
+x = torch.ones(64, 512)
+going = True
+def work():
+    while going:
+        linear.quantise_rows(x)
+thread = threading.Thread(target=work)
+thread.start()
+failed = 0
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        native.set_threads(2)
+        linear.quantise_rows(x)
+        os._exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+going = False
+thread.join()
+raise SystemExit(failed)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False, cwd=Path(__file__).parents[4])
+    assert done.returncode == 0
