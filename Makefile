@@ -48,7 +48,7 @@ ifneq ($(TORCH_INDEX_URL),)
 	@$(BIN)/python -m pip install --quiet --index-url '$(TORCH_INDEX_URL)' '$(TORCH)'
 endif
 	@echo "setup: installing the engine and its tests' tools (torch is large: this may take minutes)"
-	@$(BIN)/python -m pip install --quiet -e '.[test]'
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -e '.[test]'
 	@rm -f $(VENV)/.setup-*
 	@touch $@
 	@echo "setup: done"

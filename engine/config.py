@@ -56,7 +56,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Meta(
-            description="int8: weights of float checkpoints are packed to int8 in groups of 32 at load (on a CPU).",
+            description="int8: weights of float checkpoints are packed to int8 in groups of 32 at load (on a CPU); "
+            "packed matrices of GGUF files stay as they are.",
             extra={"auto": "as the checkpoint"},
         ),
     ] = None

@@ -197,7 +197,7 @@ def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[
     try:
         kernels = select(place.type, dtype, packed=True) if numerics.packed else select(place.type, dtype)
     except ValueError as error:
-        raise ConfigError(f"ENGINE_KERNELS: {error}") from error
+        raise ConfigError(f"ENGINE_KERNELS: {str(error).removeprefix('ENGINE_KERNELS: ')}") from error
     if numerics.kv_dtype == torch.int8 and not knows_int8_pages(kernels):
         raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
     if numerics.packed:

@@ -50,7 +50,9 @@ def choose_numerics(config: EngineConfig, model: ModelFiles) -> Numerics:
         packed, dtype = _packed(config, model), torch.float32
     else:
         if asked := _asked_int8(config):
-            raise ConfigError(f"--dtype {options.dtype} unpacks all weights, but {asked} keeps them; leave one out.")
+            raise ConfigError(
+                f"--dtype {options.dtype} unpacks all weights, but {asked} needs packed ones; leave one out."
+            )
         packed, dtype = False, getattr(torch, options.dtype)
     if options.kv_cache_dtype != "auto":
         return Numerics(packed, dtype, getattr(torch, options.kv_cache_dtype))

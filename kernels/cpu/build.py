@@ -73,7 +73,10 @@ def compile_library(output: Path, *, sanitise: bool = False, source_dir: Path = 
     x86 = platform.machine() in ("x86_64", "AMD64")
     names = ["isa_scalar.cpp", "pack.cpp", "pool.cpp", *(_X86_FLAGS if x86 else ())]
     extra = _SANITISERS if sanitise else ()
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompileError(f"{output.parent} cannot be written to: {error.strerror}") from error
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(name: str, *defines: str) -> str | None:
@@ -106,9 +109,12 @@ def newest_source() -> float:
 
 
 def _compiler() -> list[str]:
-    asked = os.environ.get("CXX")
+    asked = os.environ.get("CXX", "").strip()
     if asked:
-        return shlex.split(asked)
+        try:
+            return shlex.split(asked)
+        except ValueError as error:
+            raise CompileError(f"CXX={asked}: {error}") from error
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             return [name]

@@ -32,7 +32,7 @@ recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built or is of another version.
+    """The library, or None where it was not built or is of another version. Raises OSError if it is something else.
 
     ENGINE_CPU_LIBRARY names another file; ENGINE_CPU_ISA (scalar, avx2, avx512) an instruction set other than the best.
     """
@@ -40,6 +40,8 @@ def library() -> ctypes.CDLL | None:
     if not path.exists():
         return None
     lib = ctypes.CDLL(str(path))
+    if not hasattr(lib, "engine_cpu_abi"):
+        raise OSError(f"{path}: not a library of CPU kernels")
     if lib.engine_cpu_abi() != ABI:
         return None
     i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p

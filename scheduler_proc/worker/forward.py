@@ -20,6 +20,8 @@ from scheduler_proc.worker.device_slots import DeviceSlots
 
 QUICK_TOKENS = 8
 """Steps of so few tokens show a sign of life after the pass only, not after every layer."""
+PROGRAM_TOKENS = 8192
+"""Steps of more tokens run operation by operation: room for them is not kept."""
 HEAD_ROWS = 256
 """Steps of more rows have their logits made apart: room for them is not kept."""
 
@@ -104,8 +106,10 @@ class ProgramForward:
     """One call for the whole pass, on the CPU. The decoder's operations must be recordable (kernels.dispatch)."""
 
     def __init__(self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int, max_tokens: int) -> None:
-        """Records the pass for steps of up to `max_tokens` tokens."""
+        """Records the pass for steps of up to `max_tokens` tokens, or PROGRAM_TOKENS; longer ones run eagerly."""
         max_rows, max_pages = slots.page_table.shape
+        max_tokens = min(max_tokens, PROGRAM_TOKENS)
+        self._eager = EagerForward(decoder, kv, slots, page_size)
         self._decoder = decoder
         self._slots = slots
         self._tokens, self._positions, self._locations = torch.zeros(3, max_tokens, dtype=torch.int64)
@@ -132,6 +136,8 @@ class ProgramForward:
 
     def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
         num_rows = len(plan.rows)
+        if plan.num_decode + len(plan.tokens) > len(self._tokens):
+            return self._eager(plan, rows)
         q_lens = np.ascontiguousarray(plan.q_lens, np.int32)
         host_tokens = np.ascontiguousarray(plan.tokens, np.int32)
         num_tokens = native.loaded().engine_cpu_step_inputs(

@@ -61,7 +61,14 @@ CHAT_FIELDS = FieldRules(
 )
 COMPLETION_FIELDS = FieldRules(
     frozenset(CompletionRequest.__struct_fields__),
-    {**_REFUSED, "suffix": ("",), "top_logprobs": (0,)},
+    {
+        **_REFUSED,
+        "functions": ([],),
+        "suffix": ("",),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+    },
 )
 
 # Nothing in the answer depends on these.

@@ -97,8 +97,12 @@ def test_what_needs_kernels_says_so(models: dict[str, ModelFiles], options: dict
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("Q4_1", {"quantization": "int8", "dtype": "float32"}, "--dtype float32 .* --quantization int8 keeps"),
-        ("Q4_1", {"kv_cache_dtype": "int8", "dtype": "bfloat16"}, "--dtype bfloat16 .* --kv-cache-dtype int8 keeps"),
+        ("Q4_1", {"quantization": "int8", "dtype": "float32"}, "--dtype float32 .* --quantization int8 needs packed"),
+        (
+            "Q4_1",
+            {"kv_cache_dtype": "int8", "dtype": "bfloat16"},
+            "--dtype bfloat16 .* --kv-cache-dtype int8 needs packed",
+        ),
         ("safetensors", {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs packed .* add --quantization int8"),
         ("F16", {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs packed .* add --quantization int8"),
     ],

@@ -193,6 +193,20 @@ def test_logits_come_with_a_decode_step_unless_it_is_large(decoder: Decoder, mon
         assert torch.equal(small.states(1), runs.states(1))
 
 
+def test_steps_longer_than_the_program_run_eagerly(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = _prompt(9, 50)
+    with using(threads=2):
+        expected = _Runs(decoder)
+        expected.step({0: prompt})
+        monkeypatch.setattr("scheduler_proc.worker.forward.PROGRAM_TOKENS", 20)
+        runs = _Runs(decoder)
+        runs.step({0: prompt[:30]})
+        runs.step({0: prompt[30:]})
+        runs.step({1: prompt[:20]})
+    assert torch.equal(runs.states(0), expected.states(0))
+    assert torch.equal(runs.states(1), expected.states(0)[:20])
+
+
 def test_long_steps_show_signs_of_life(decoder: Decoder) -> None:
     beats: list[int] = []
     decoder.on_layer = lambda: beats.append(1)
