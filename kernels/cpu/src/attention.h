@@ -6,7 +6,8 @@
 //   score      a dot product in 8 lanes (dimension d in lane d % 8, ascending), which are summed as vec.h sums eights;
 //              int8: the exact sum of products of codes
 //   partition  of keys [256 i, 256 i + 256) those seen: the largest score m, weights e^(score - m), their sum l in W
-//              lanes by position, and acc = sum of weight * value, keys ascending
+//              lanes by position, and acc = sum of weight * value, keys ascending; int8: in each 64 keys, weights
+//              times scales are rounded to 15 or 16 bits of the largest of them, for an exact sum
 //   context    (m, l, acc) of the partitions, merged in ascending order
 //
 // Two ways to it give the same bits. Few queries (decoding) read keys and values straight from the pages. Many
@@ -45,10 +46,16 @@ struct Scratch {
     float* panel;     // [head_dim, PANEL]; or [head_dim / 4, PANEL] of four codes each
     float* values;    // VALUE_BLOCK
     float* scales;    // [PARTITION]: of keys or values
+    float* value_scales;  // [item heads, CODE_BLOCK]
+    int32_t* words;       // [item heads, tile queries, BLOCK_WORDS]: weights of int8 values
+    float* units;         // [item heads, tile queries]: what 1 of these stands for
     int64_t* places;  // [2, PARTITION]: offsets of keys in the pages, of one partition and of the next
     int32_t* ranges;  // [2, tile queries]: the keys of the partition that a query sees
     PrefetchStream::Range* stream_ranges;  // PREFETCH_RANGES
 };
+
+// A group of int8 values, interleaved.
+ENGINE_INLINE int64_t group_words(int64_t dim) { return ceil_div(dim, VALUE_DIMS) * (VALUE_VECTORS * W); }
 
 struct Memory {
     char* data;
@@ -74,8 +81,11 @@ static inline size_t lay_out(
     memory.take(scratch.parts, states);
     memory.take(scratch.weights, all * PARTITION);
     memory.take(scratch.panel, args.head_dim * PANEL);
-    memory.take(scratch.values, VALUE_BLOCK);
+    memory.take(scratch.values, larger(VALUE_BLOCK, CODE_BLOCK / VALUE_KEYS * group_words(args.head_dim)));
     memory.take(scratch.scales, PARTITION);
+    memory.take(scratch.value_scales, heads * CODE_BLOCK);
+    memory.take(scratch.words, all * BLOCK_WORDS);
+    memory.take(scratch.units, all);
     memory.take(scratch.places, 2 * PARTITION);
     memory.take(scratch.ranges, 2 * most);
     memory.take(scratch.stream_ranges, PREFETCH_RANGES);
@@ -155,6 +165,9 @@ template <int TYPE> struct TileWork {
     int64_t token(int64_t query) const { return tile.token + query / tiling.group; }
     int64_t head(int64_t h, int64_t query) const { return (first_head + h) * tiling.group + query % tiling.group; }
 
+    // Few int8 queries meet the keys without a panel.
+    bool spread() const { return tile.direct && num_queries <= MAX_DIRECT_CODES && dim % (4 * W) == 0; }
+
     void gather_queries() const {
         for (int64_t h = 0; h < tile.heads; h++) {
             for (int64_t i = 0; i < num_queries; i++) {
@@ -162,10 +175,13 @@ template <int TYPE> struct TileWork {
                 const int64_t number = h * num_queries + i;
                 if constexpr (TYPE == KV_I8) {
                     int8_t* codes = (int8_t*)scratch.queries + number * dim;
+                    int8_t own[256];
+                    if (spread()) codes = own;
                     scratch.factors[number] = quantise_i8(source, dim, codes) * (float)args.scale;
                     int32_t sum = 0;
                     for (int64_t d = 0; d < dim; d++) sum += codes[d];
                     scratch.starts[number] = dot4_start(sum);
+                    if (spread()) spread_codes(codes, dim, (int32_t*)scratch.queries + number * dim);
                 } else {
                     const vf scale = set1((float)args.scale);
                     float* target = scratch.queries + h * num_queries * dim;
@@ -236,7 +252,9 @@ template <int TYPE> struct TileWork {
 
     int64_t run_bytes() const { return tile.heads * tiling.row_bytes; }
     // Keys whose values are taken head by head before the next ones.
-    int64_t stream_block() const { return smaller(64, larger(16, VALUE_RUN_BYTES / run_bytes() / 16 * 16)); }
+    int64_t stream_block() const {
+        return TYPE == KV_I8 ? CODE_BLOCK : smaller(64, larger(16, VALUE_RUN_BYTES / run_bytes() / 16 * 16));
+    }
 
     void feed(Progress& progress, int64_t partition) const {
         int64_t* out = scratch.places + (1 - progress.buffer) * PARTITION;
@@ -259,6 +277,16 @@ template <int TYPE> struct TileWork {
     void score_panel(int64_t h, int64_t key, PrefetchStream& stream) const {
         if constexpr (TYPE == KV_I8) {
             gather_scales(keys(h), places + key, dim, PANEL, scratch.scales + key);
+            if (spread()) {
+                const int64_t number = h * num_queries;
+                with_count<MAX_DIRECT_CODES>(num_queries, [&](auto count) {
+                    constexpr int NQ = decltype(count)::value;
+                    const auto run = dim == 4 * W ? direct_scores_i8<NQ, true> : direct_scores_i8<NQ, false>;
+                    run(keys(h), places + key, (const int32_t*)scratch.queries + number * dim, scratch.starts + number,
+                        scratch.factors + number, scratch.scales + key, dim, weights(h) + key, stream);
+                });
+                return;
+            }
             fill_panel_i8(keys(h), places + key, dim, (int32_t*)scratch.panel, stream);
         } else {
             fill_panel<TYPE>(keys(h), places + key, dim, scratch.panel);
@@ -300,31 +328,91 @@ template <int TYPE> struct TileWork {
             // vmax passes NaN over; the weight of NaN is NaN all the same.
             vf tops = set1(LOWEST);
             for (int64_t key = first; key < last; key += W) tops = vmax(load(row + key), tops);
-            const float top = hmax(tops);
+            part.top[i] = hmax(tops);
+        }
+        for (int64_t i = 0; i < num_queries; i++) {
+            if (!sees(i)) continue;
+            float* row = weights(h) + i * PARTITION;
+            const int64_t first = begins[i] / W * W, last = round_up(ends[i], W);
+            const float top = part.top[i];
             vf sums = zero();
             for (int64_t key = first; key < last; key += W) {
                 const vf weight = weight_of(sub(load(row + key), set1(top)));
                 sums = add(sums, weight);
                 store(row + key, weight);
             }
-            part.top[i] = top;
             part.sum[i] = hsum(sums);
         }
     }
 
     // --- values
 
-    // The weights of int8 values from first on, a multiple of W, are for codes from now on.
-    void apply_scales(int64_t h, int64_t first, int64_t last) const {
-        if constexpr (TYPE == KV_I8) {
-            const int64_t from = larger(first, begin / W * W);
-            gather_scales(values(h), places + from, dim, round_up(last, W) - from, scratch.scales + from);
-            for (int64_t i = 0; i < num_queries; i++) {
-                float* row = weights(h) + i * PARTITION;
-                for (int64_t key = larger(first, begins[i] / W * W); key < smaller(last, ends[i]); key += W)
-                    store(row + key, mul(load(row + key), load(scratch.scales + key)));
+    // What is done for int8 values of the block at first, step by step for all heads of the item: each step takes a
+    // while until its results can be loaded.
+    void gather_value_scales(int64_t h, int64_t first) const {
+        const int64_t from = larger(first, begin / W * W), last = smaller(first + CODE_BLOCK, end);
+        float* out = scratch.value_scales + h * CODE_BLOCK + from - first;
+        gather_scales(values(h), places + from, dim, round_up(last, W) - from, out);
+    }
+
+    void round_codes(int64_t h, int64_t first) const {
+        const float* scales = scratch.value_scales + h * CODE_BLOCK;
+        for (int64_t i = 0; i < num_queries; i++) {
+            const int64_t low = larger(first, begins[i]), high = smaller(first + CODE_BLOCK, ends[i]);
+            const int64_t number = h * num_queries + i;
+            int32_t* words = scratch.words + number * BLOCK_WORDS;
+            if (low < high) {
+                const float* row = weights(h) + i * PARTITION + first;
+                scratch.units[number] = round_weights(row, scales, low - first, high - first, words);
+            } else {
+                scratch.units[number] = 0.0f;
+                memset(words, 0, BLOCK_WORDS * sizeof *words);
             }
         }
+    }
+
+    void weigh_codes(int64_t h, int64_t first, float* acc, PrefetchStream& stream) const {
+        const int64_t from = larger(first, begin / W * W), last = smaller(first + CODE_BLOCK, end);
+        const int64_t width = tiling.padded_dim;
+        const int32_t* words = scratch.words + h * num_queries * BLOCK_WORDS;
+        const float* units = scratch.units + h * num_queries;
+        const int64_t low = (from - first) / VALUE_KEYS, high = ceil_div(last - first, VALUE_KEYS);
+        const PageGroups pages{values(h), places + first, stream};
+        if (num_queries <= MAX_CODE_QUERIES) {
+            with_count<MAX_CODE_QUERIES>(num_queries, [&](auto count) {
+                weigh_groups<decltype(count)::value>(pages, dim, words, units, low, high, acc, width);
+            });
+            return;
+        }
+        const BlockGroups block{(int32_t*)scratch.values, group_words(dim)};
+        {
+            auto pace = pages.pace();
+            for (int64_t group = low; group < high; group++) {
+                for (int64_t d = 0; d < dim; d += VALUE_DIMS) {
+                    pace.steps(PageGroups::STEP);
+                    PageGroups::Rows rows;
+                    pages.find(group, d, rows);
+                    for (int first = 0; first < VALUE_VECTORS; first += STEP_VECTORS) {
+                        vi x[STEP_VECTORS];
+                        PageGroups::take(rows, (int)smaller(VALUE_DIMS, dim - d), first, x);
+                        for (int v = 0; v < STEP_VECTORS; v++) istore(block.at(group, d) + (first + v) * W, x[v]);
+                    }
+                }
+            }
+        }
+        const int64_t size = piece_size(num_queries, MAX_CODE_QUERIES);
+        in_pieces<MAX_CODE_QUERIES>(num_queries, size, [&](int64_t i, auto count) {
+            constexpr int NQ = decltype(count)::value;
+            int64_t stop = 0, start = PARTITION;
+            for (int64_t j = i; j < i + NQ; j++) {
+                stop = larger(stop, ends[j]);
+                start = smaller(start, begins[j]);
+            }
+            stop = smaller(high, ceil_div(stop - first, VALUE_KEYS));
+            start = larger(low, (start - first) / VALUE_KEYS);
+            if (start >= stop) return;
+            weigh_groups<NQ>(block, dim, words + i * BLOCK_WORDS, units + i, start, stop, acc + i * width, width);
+        });
     }
 
     template <class Values> void weigh(const Values& source, int64_t h, int64_t first, int64_t last, float* acc) const {
@@ -445,13 +533,18 @@ template <int TYPE> struct TileWork {
             softmax(h, part(shared, partition, h));
             clear_acc(part(shared, partition, h));
         }
-        const int64_t step = stream_block();
+        const int64_t step = TYPE == KV_I8 ? CODE_BLOCK : stream_block();
         for (int64_t key = begin / step * step; key < end; key += step) {
             const int64_t first = larger(key, begin), last = smaller(key + step, end);
             stream.grant(last - first);
+            if constexpr (TYPE == KV_I8) {
+                for (int64_t h = 0; h < tile.heads; h++) gather_value_scales(h, key);
+                for (int64_t h = 0; h < tile.heads; h++) round_codes(h, key);
+            }
             for (int64_t h = 0; h < tile.heads; h++) {
-                apply_scales(h, key, last);
-                weigh_direct(h, first, last, part(shared, partition, h).acc, stream);
+                float* acc = part(shared, partition, h).acc;
+                if constexpr (TYPE == KV_I8) weigh_codes(h, key, acc, stream);
+                else weigh_direct(h, first, last, acc, stream);
             }
             stream.finish();
         }
@@ -463,9 +556,14 @@ template <int TYPE> struct TileWork {
             const State state = part(shared, partition, h);
             softmax(h, state);
             clear_acc(state);
-            const int64_t step = VALUE_BLOCK / tiling.padded_dim / W * W;
+            const int64_t step = TYPE == KV_I8 ? CODE_BLOCK : VALUE_BLOCK / tiling.padded_dim / W * W;
             for (int64_t key = begin / step * step; key < end; key += step) {
-                apply_scales(h, key, smaller(key + step, end));
+                if constexpr (TYPE == KV_I8) {
+                    gather_value_scales(h, key);
+                    round_codes(h, key);
+                    weigh_codes(h, key, state.acc, stream);
+                    continue;
+                }
                 weigh_block(h, larger(key, begin), smaller(key + step, end), state.acc);
             }
         }

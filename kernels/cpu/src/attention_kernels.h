@@ -14,6 +14,10 @@ constexpr int64_t PANEL = 2 * W;
 // Queries that a kernel has in registers at once.
 constexpr int MAX_QUERIES = W == 16 ? 6 : 3;
 constexpr int MAX_PANEL_QUERIES = 3;
+// The same of the kernels for int8: scores straight from the pages, and weighted values.
+constexpr int MAX_DIRECT_CODES = 4, MAX_CODE_QUERIES = 3;
+// Keys whose weights share a scale, at fixed positions, and words of such weights.
+constexpr int64_t CODE_BLOCK = 64, BLOCK_WORDS = CODE_BLOCK / VALUE_KEYS * VALUE_PARTS;
 
 // --- elements of the pages
 
@@ -202,6 +206,74 @@ static inline void panel_scores_i8(
     }
 }
 
+// Query codes as direct_scores_i8 takes them: four codes at a time, as often as there are keys that meet them.
+static inline void spread_codes(const int8_t* codes, int64_t dim, int32_t* out) {
+    for (int64_t d = 0; d < dim / 4; d++) {
+        int32_t four;
+        memcpy(&four, codes + 4 * d, 4);
+        int32_t* target = out + d / W * W * 4 + d % 4 * W + d % W / 4 * 4;
+        for (int i = 0; i < 4; i++) target[i] = four;
+    }
+}
+
+// The same straight from the pages; dim is a multiple of 4 * W. queries: spread, [NQ, dim].
+// ONE: it is just that.
+template <int NQ, bool ONE>
+static inline void direct_scores_i8(
+    const char* keys, const int64_t* places, const int32_t* queries, const int32_t* starts, const float* factors,
+    const float* key_scales, int64_t dim, float* out, PrefetchStream& stream) {
+    PrefetchCursor cursor(stream);
+    // Registers for the queries, where there are enough.
+    constexpr bool KEPT = ONE && W == 16 && NQ <= 3;
+    vf kept[KEPT ? NQ : 1][4];
+    if (KEPT) {
+#pragma GCC unroll 8
+        for (int i = 0; i < NQ; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) kept[i][j] = in_register(load((const float*)queries + i * (4 * W) + j * W));
+    }
+    for (int64_t first = 0; first < PANEL; first += W) {
+        vi pairs[NQ][W / 8];
+#pragma GCC unroll 2
+        for (int p = 0; p < W / 8; p++) {
+            vi sums[2][NQ];
+#pragma GCC unroll 2
+            for (int g = 0; g < 2; g++) {
+                const char* rows[4];
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++) rows[j] = hidden(keys + places[first + p * 8 + g * 4 + j]);
+#pragma GCC unroll 8
+                for (int i = 0; i < NQ; i++) sums[g][i] = iset1(0);
+                int64_t d = 0;
+                do {
+                    cursor.steps(W / 4);
+                    vi x[4];
+#pragma GCC unroll 4
+                    for (int j = 0; j < 4; j++) x[j] = dot4_side(iload((const int32_t*)(rows[j] + d)));
+                    transpose_fours(x);
+#pragma GCC unroll 4
+                    for (int j = 0; j < 4; j++) {
+#pragma GCC unroll 8
+                        for (int i = 0; i < NQ; i++) {
+                            const vi query =
+                                KEPT ? float_to_bits(kept[i][j]) : iload(queries + i * dim + d + j * W);
+                            sums[g][i] = dot4_kept(sums[g][i], x[j], query);
+                        }
+                    }
+                    d += 4 * W;
+                } while (!ONE && d < dim);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < NQ; i++) pairs[i][p] = fold_pair(sums[0][i], sums[1][i]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < NQ; i++) {
+            const vi sum = iadd(finish_pairs(pairs[i]), iset1(starts[i]));
+            store(out + i * PARTITION + first, mul(mul(to_float(sum), load(key_scales + first)), set1(factors[i])));
+        }
+    }
+}
+
 // keys: the pages at the KV head; places: of the panel's keys.
 template <int TYPE>
 static inline void fill_panel(const char* keys, const int64_t* places, int64_t dim, float* panel) {
@@ -246,6 +318,141 @@ static inline void gather_scales(const char* heads, const int64_t* places, int64
 }
 
 // --- weighted values
+
+// Weights times scales as whole numbers of a block; of keys [begin, end), the others have 0. Gives what 1 stands for:
+// NaN if there is NaN or infinity among them. Scales are not negative.
+static inline float round_weights(
+    const float* weights, const float* scales, int64_t begin, int64_t end, int32_t* words) {
+    constexpr int N = CODE_BLOCK / W;
+    vf x[N];
+    if (end - begin == CODE_BLOCK) {
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) x[i] = mul(load(weights + i * W), load(scales + i * W));
+    } else {
+        // A weight of 0 would not do for keys that the query does not see: 0 times NaN is NaN.
+        float products[CODE_BLOCK] = {};
+        for (int64_t i = begin; i < end; i++) products[i] = weights[i] * scales[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) x[i] = load(products + i * W);
+    }
+    vf tops = zero(), sums = zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+        tops = vmax(x[i], tops);
+        sums = add(sums, x[i]);
+    }
+    const float top = hmax(tops);
+    // vmax lets NaN pass.
+    if (nan_bits(sums) != 0 || top > 3.0e38f) {
+        memset(words, 0, BLOCK_WORDS * sizeof *words);
+        return NAN;
+    }
+    const float factor = top > 1.0e-33f ? (float)TOP_WEIGHT / top : 1.0e37f;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) store_weights(words, i * W, CODE_BLOCK, to_int(mul(x[i], set1(factor))));
+    return 1.0f / factor;
+}
+
+// Groups of int8 values as they are in the pages. places: of the block.
+struct PageGroups {
+    const char* data;
+    const int64_t* places;
+    PrefetchStream& stream;
+
+    using Pace = PrefetchCursor;
+    static constexpr int STEP = larger(1, VALUE_KEYS * VALUE_DIMS / 64);
+    inline __attribute__((always_inline)) Pace pace() const { return PrefetchCursor(stream); }
+    using Rows = const int8_t* [VALUE_KEYS];
+    inline __attribute__((always_inline)) void find(int64_t group, int64_t d, Rows& rows) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < VALUE_KEYS; i++) rows[i] = (const int8_t*)hidden(data + places[group * VALUE_KEYS + i]) + d;
+    }
+    ENGINE_INLINE void take(const Rows& rows, int n, int v, vi (&x)[STEP_VECTORS]) { interleave_keys(rows, n, v, x); }
+};
+
+// A block of interleaved values.
+struct BlockGroups {
+    int32_t* data;
+    int64_t group_words;
+
+    struct Pace {
+        inline __attribute__((always_inline)) void steps(int) {}
+    };
+    static constexpr int STEP = 0;
+    inline __attribute__((always_inline)) Pace pace() const { return {}; }
+    inline __attribute__((always_inline)) int32_t* at(int64_t group, int64_t d) const {
+        return data + group * group_words + d / VALUE_DIMS * (VALUE_VECTORS * W);
+    }
+    using Rows = const int32_t* [1];
+    inline __attribute__((always_inline)) void find(int64_t group, int64_t d, Rows& rows) const {
+        rows[0] = at(group, d);
+    }
+    ENGINE_INLINE void take(const Rows& rows, int, int v, vi (&x)[STEP_VECTORS]) {
+#pragma GCC unroll 4
+        for (int i = 0; i < STEP_VECTORS; i++)
+            x[i] = float_to_bits(in_register(bits_to_float(iload(rows[0] + (v + i) * W))));
+    }
+};
+
+// Groups [from, to) added to dimensions [d, d + n) of NQ queries' acc.
+template <int NQ, class Groups>
+ENGINE_INLINE void weigh_group_dims(
+    const Groups& source, int64_t d, int n, const int32_t* words, const float* units, int64_t from, int64_t to,
+    float* acc, int64_t padded_dim) {
+    auto pace = source.pace();
+    vi sums[NQ][VALUE_VECTORS][VALUE_PARTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < NQ; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VALUE_VECTORS; v++)
+#pragma GCC unroll 2
+            for (int part = 0; part < VALUE_PARTS; part++) sums[i][v][part] = iset1(0);
+    for (int64_t group = from; group < to; group++) {
+        pace.steps(Groups::STEP);
+        typename Groups::Rows rows;
+        source.find(group, d, rows);
+#pragma GCC unroll 2
+        for (int first = 0; first < VALUE_VECTORS; first += STEP_VECTORS) {
+            vi x[STEP_VECTORS];
+            Groups::take(rows, n, first, x);
+            // Weights are loaded for every step: there are no registers to keep them.
+            const int32_t* weights = hidden(words + group);
+#pragma GCC unroll 8
+            for (int i = 0; i < NQ; i++) {
+#pragma GCC unroll 2
+                for (int part = 0; part < VALUE_PARTS; part++) {
+                    const int32_t word = weights[i * BLOCK_WORDS + part * (CODE_BLOCK / VALUE_KEYS)];
+#pragma GCC unroll 4
+                    for (int v = 0; v < STEP_VECTORS; v++)
+                        sums[i][first + v][part] = dot_keys(sums[i][first + v][part], x[v], word);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < NQ; i++) {
+        vi joined[VALUE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VALUE_VECTORS; v++) joined[v] = join_parts(sums[i][v]);
+        order_dims(joined);
+        float* target = acc + i * padded_dim + d;
+#pragma GCC unroll 4
+        for (int v = 0; v < VALUE_VECTORS; v++) {
+            if (v * W >= n) continue;
+            store(target + v * W, fma(to_float(joined[v]), set1(units[i]), load(target + v * W)));
+        }
+    }
+}
+
+template <int NQ, class Groups>
+static inline void weigh_groups(
+    const Groups& source, int64_t dim, const int32_t* words, const float* units, int64_t from, int64_t to, float* acc,
+    int64_t padded_dim) {
+    int64_t d = 0;
+    for (; d + VALUE_DIMS <= dim; d += VALUE_DIMS)
+        weigh_group_dims<NQ>(source, d, VALUE_DIMS, words, units, from, to, acc, padded_dim);
+    if (d < dim) weigh_group_dims<NQ>(source, d, (int)(dim - d), words, units, from, to, acc, padded_dim);
+}
 
 // Values as they are in the pages.
 template <int TYPE> struct PageValues {

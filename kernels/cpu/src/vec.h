@@ -210,6 +210,62 @@ ENGINE_INLINE int compress(float* p, vf x, uint32_t bits) {
     return __builtin_popcount(bits);
 }
 
+// Fours: dwords of four vectors, which change places among them within each 128 bits.
+ENGINE_INLINE void transpose_fours(vi (&x)[4]) {
+    const vi a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+    const vi c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+    x[0] = _mm512_unpacklo_epi64(a, c);
+    x[1] = _mm512_unpackhi_epi64(a, c);
+    x[2] = _mm512_unpacklo_epi64(b, d);
+    x[3] = _mm512_unpackhi_epi64(b, d);
+}
+// Sums of the fours of a vector, in two steps: of two vectors each, then of W / 8 such pairs. They come out as the
+// first, the second, ... four lanes.
+ENGINE_INLINE vi fold_pair(vi a, vi b) {
+    return iadd(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
+}
+ENGINE_INLINE vi finish_pairs(const vi (&x)[2]) {
+    return iadd(_mm512_shuffle_i32x4(x[0], x[1], 0x88), _mm512_shuffle_i32x4(x[0], x[1], 0xDD));
+}
+// dot4, where many sums are in registers: compilers move and spill those of the intrinsic.
+ENGINE_INLINE vi dot4_kept(vi sum, vi side, vi other) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(side), "v"(other));
+    return sum;
+}
+// Sums of bytes times whole weights in [0, TOP_WEIGHT], over groups of VALUE_KEYS rows of bytes: these are interleaved
+// VALUE_DIMS bytes at a time into VALUE_VECTORS vectors, of which STEP_VECTORS are made at once. A word has a group's
+// weights, or one of VALUE_PARTS parts.
+constexpr int VALUE_KEYS = 4, VALUE_PARTS = 2, VALUE_DIMS = 64, VALUE_VECTORS = 4, STEP_VECTORS = 4;
+constexpr int32_t TOP_WEIGHT = 65535;
+// W weights, as a part of the words of n keys. High bytes come first.
+ENGINE_INLINE void store_weights(int32_t* words, int64_t key, int64_t n, vi weights) {
+    _mm_storeu_si128((__m128i*)((char*)words + key), _mm512_cvtepi32_epi8(_mm512_srli_epi32(weights, 8)));
+    _mm_storeu_si128((__m128i*)((char*)words + n + key), _mm512_cvtepi32_epi8(weights));
+}
+// Of the first n bytes of rows, a multiple of 8, then zeros: the vectors from v on.
+ENGINE_INLINE void interleave_keys(const int8_t* const (&rows)[VALUE_KEYS], int n, int, vi (&x)[STEP_VECTORS]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        x[i] = n == VALUE_DIMS ? _mm512_loadu_si512(rows[i]) : _mm512_maskz_loadu_epi32(first(n / 4), rows[i]);
+    const vi a = _mm512_unpacklo_epi8(x[0], x[1]), b = _mm512_unpackhi_epi8(x[0], x[1]);
+    const vi c = _mm512_unpacklo_epi8(x[2], x[3]), d = _mm512_unpackhi_epi8(x[2], x[3]);
+    x[0] = _mm512_unpacklo_epi16(a, c);
+    x[1] = _mm512_unpackhi_epi16(a, c);
+    x[2] = _mm512_unpacklo_epi16(b, d);
+    x[3] = _mm512_unpackhi_epi16(b, d);
+}
+ENGINE_INLINE vi dot_keys(vi sum, vi values, int32_t word) { return dot4_kept(sum, iset1(word), values); }
+ENGINE_INLINE vi join_parts(const vi (&sums)[VALUE_PARTS]) { return iadd(_mm512_slli_epi32(sums[0], 8), sums[1]); }
+// Sums of interleaved vectors into the order of the bytes.
+ENGINE_INLINE void order_dims(vi (&x)[VALUE_VECTORS]) {
+    const vi a = _mm512_shuffle_i32x4(x[0], x[1], 0x44), b = _mm512_shuffle_i32x4(x[2], x[3], 0x44);
+    const vi c = _mm512_shuffle_i32x4(x[0], x[1], 0xEE), d = _mm512_shuffle_i32x4(x[2], x[3], 0xEE);
+    x[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    x[1] = _mm512_shuffle_i32x4(a, b, 0xDD);
+    x[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+    x[3] = _mm512_shuffle_i32x4(c, d, 0xDD);
+}
+
 #elif defined(__AVX2__)
 
 constexpr int W = 8;
@@ -353,6 +409,55 @@ ENGINE_INLINE int compress(float* p, vf x, uint32_t bits) {
     int count = 0;
     for (; bits != 0; bits &= bits - 1) p[count++] = lanes[__builtin_ctz(bits)];
     return count;
+}
+
+ENGINE_INLINE void transpose_fours(vi (&x)[4]) {
+    const vi a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
+    const vi c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
+    x[0] = _mm256_unpacklo_epi64(a, c);
+    x[1] = _mm256_unpackhi_epi64(a, c);
+    x[2] = _mm256_unpacklo_epi64(b, d);
+    x[3] = _mm256_unpackhi_epi64(b, d);
+}
+ENGINE_INLINE vi fold_pair(vi a, vi b) {
+    return iadd(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+ENGINE_INLINE vi finish_pairs(const vi (&x)[1]) { return x[0]; }
+ENGINE_INLINE vi dot4_kept(vi sum, vi side, vi other) { return dot4(sum, side, other); }
+constexpr int VALUE_KEYS = 2, VALUE_PARTS = 1, VALUE_DIMS = 32, VALUE_VECTORS = 4, STEP_VECTORS = 2;
+constexpr int32_t TOP_WEIGHT = 32767;
+ENGINE_INLINE void store_weights(int32_t* words, int64_t key, int64_t, vi weights) {
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(weights), _mm256_extracti128_si256(weights, 1));
+    _mm_storeu_si128((__m128i*)((int16_t*)words + key), half);
+}
+ENGINE_INLINE void interleave_keys(const int8_t* const (&rows)[VALUE_KEYS], int n, int v, vi (&x)[STEP_VECTORS]) {
+    __m256i words[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        if (n == VALUE_DIMS) {
+            words[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(rows[i] + v * 8)));
+        } else {
+            __m128i bytes = _mm_setzero_si128();
+            if (n > v * 8) memcpy(&bytes, rows[i] + v * 8, n < v * 8 + 16 ? 8 : 16);
+            words[i] = _mm256_cvtepi8_epi16(bytes);
+        }
+    }
+    x[0] = _mm256_unpacklo_epi16(words[0], words[1]);
+    x[1] = _mm256_unpackhi_epi16(words[0], words[1]);
+}
+ENGINE_INLINE vi dot_keys(vi sum, vi values, int32_t word) {
+    vi products;
+    // The intrinsics take more registers than there are.
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(values), "x"(iset1(word)));
+    return sum;
+}
+ENGINE_INLINE vi join_parts(const vi (&sums)[VALUE_PARTS]) { return sums[0]; }
+ENGINE_INLINE void order_dims(vi (&x)[VALUE_VECTORS]) {
+    for (int i = 0; i < 4; i += 2) {
+        const vi low = _mm256_permute2x128_si256(x[i], x[i + 1], 0x20);
+        x[i + 1] = _mm256_permute2x128_si256(x[i], x[i + 1], 0x31);
+        x[i] = low;
+    }
 }
 
 #else
@@ -501,6 +606,43 @@ ENGINE_INLINE int compress(float* p, vf x, uint32_t bits) {
     for (; bits != 0; bits &= bits - 1) p[count++] = x.v[__builtin_ctz(bits)];
     return count;
 }
+ENGINE_INLINE void transpose_fours(vi (&x)[4]) {
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < i; j++) {
+            for (int k = 0; k < W; k += 4) {
+                const int32_t kept = x[i].v[k + j];
+                x[i].v[k + j] = x[j].v[k + i];
+                x[j].v[k + i] = kept;
+            }
+        }
+    }
+}
+ENGINE_INLINE vi fold_pair(vi a, vi b) {
+    ENGINE_LANES(vi, i < 4 ? a.v[i] + a.v[i + 4] : b.v[i - 4] + b.v[i]);
+}
+ENGINE_INLINE vi finish_pairs(const vi (&x)[1]) { return x[0]; }
+ENGINE_INLINE vi dot4_kept(vi sum, vi side, vi other) { return dot4(sum, side, other); }
+constexpr int VALUE_KEYS = 2, VALUE_PARTS = 1, VALUE_DIMS = 8, VALUE_VECTORS = 1, STEP_VECTORS = 1;
+constexpr int32_t TOP_WEIGHT = 32767;
+ENGINE_INLINE void store_weights(int32_t* words, int64_t key, int64_t, vi weights) {
+    int16_t codes[W];
+    for (int i = 0; i < W; i++) codes[i] = (int16_t)weights.v[i];
+    memcpy((int16_t*)words + key, codes, sizeof codes);
+}
+ENGINE_INLINE void interleave_keys(const int8_t* const (&rows)[VALUE_KEYS], int, int, vi (&x)[STEP_VECTORS]) {
+    int16_t pairs[2 * W];
+    for (int i = 0; i < 2 * W; i++) pairs[i] = rows[i % 2][i / 2];
+    memcpy(x[0].v, pairs, sizeof pairs);
+}
+ENGINE_INLINE vi dot_keys(vi sum, vi values, int32_t word) {
+    int16_t weights[2], pairs[2 * W];
+    memcpy(weights, &word, sizeof weights);
+    memcpy(pairs, values.v, sizeof pairs);
+    for (int i = 0; i < W; i++) sum.v[i] += pairs[2 * i] * weights[0] + pairs[2 * i + 1] * weights[1];
+    return sum;
+}
+ENGINE_INLINE vi join_parts(const vi (&sums)[VALUE_PARTS]) { return sums[0]; }
+ENGINE_INLINE void order_dims(vi (&)[VALUE_VECTORS]) {}
 #undef ENGINE_LANES
 
 #endif

@@ -249,3 +249,36 @@ def test_sharp_and_even_weights(isa: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(step.run(), step.expected(), atol=2e-4, rtol=0)
         step.q *= 0
         _check(step)
+
+
+@every_isa
+@pytest.mark.parametrize(("shape", "q_len"), [(SMALL, 1), (SMALL, 40), (Shape(7, 1, 128), 1), (Shape(4, 4, 80), 9)])
+def test_rounded_weights_are_precise(isa: str, shape: Shape, q_len: int) -> None:
+    """With queries that are codes already, only the weights of int8 values are rounded."""
+    context = Context(shape, 600, 9, torch.int8)
+    context.queries = (context.queries * 8).round().clamp(-127, 127)
+    context.queries[..., 0] = 127
+    step = Step([(context, q_len, 600)], 16)
+    step.q.mul_(0.05)
+    with using(isa):
+        expected = step.expected()
+        assert float((step.run() - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+@every_isa
+@pytest.mark.parametrize("q_len", [1, 40])
+def test_int8_values_of_any_scale(isa: str, q_len: int) -> None:
+    """Scales of 0, almost too small for an inverse, and infinite."""
+    step = Step([(Context(SMALL, 300, 10, torch.int8), q_len, 300)], 16)
+    pages = step.batch.page_table[0, :19]
+    scales = step.kv[pages, 1].view(torch.float32)[..., 16]
+    with using(isa):
+        usual = step.run()
+        for factor in (0.0, 1e-32, torch.inf):
+            kv = step.kv.clone()
+            kv[pages, 1, :, :, 64:] = (scales * factor).unsqueeze(-1).view(torch.int8)
+            out = step.run(kv=kv)
+            if factor == torch.inf:
+                assert out.isnan().all()
+            else:
+                torch.testing.assert_close(out, usual * factor, atol=float(usual.abs().max()) * factor / 100, rtol=0)
