@@ -33,7 +33,8 @@ def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, 
     """`kernels.attention.paged_attention` of float32 queries, whose tokens may be any distance apart.
 
     head_dim: a multiple of 8, 256 at most. The result of a token does not depend on the rest of the batch, nor on how
-    its context was cut into steps. With int8 pages, queries are rounded to int8 for the scores.
+    its context was cut into steps. With int8 pages, queries are rounded to int8 for
+    the scores, and the weights of values to 15 or 16 bits.
     """
     num_tokens, num_heads, head_dim = q.shape
     assert q.dtype == torch.float32 and q.stride()[1:] == (head_dim, 1), "heads of a token must be dense float32"
