@@ -101,7 +101,7 @@ def test_what_needs_kernels_says_so(models: dict[str, ModelFiles], options: dict
         (
             "Q4_1",
             {"kv_cache_dtype": "int8", "dtype": "bfloat16"},
-            "--dtype bfloat16 .* cache-dtype int8 needs packed",
+            "--dtype bfloat16 .*cache-dtype int8 needs packed",
         ),
         ("safetensors", {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs packed .* add --quantization int8"),
         ("F16", {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs packed .* add --quantization int8"),
