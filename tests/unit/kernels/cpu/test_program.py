@@ -130,7 +130,7 @@ def test_long_and_short_runs_alternate() -> None:
             native.set_threads(4) if _ % 100 == 50 else linear.quantise_rows(torch.zeros(1, 32))
 
 
-@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="forks beside threads may hang in ASan itself")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="such forks may hang in ASan itself")
 def test_a_fork_in_the_middle_of_runs_leaves_a_pool_that_works() -> None:
     """In a child of its own: forking the test process beside its threads would be asking for trouble."""
     script = """
