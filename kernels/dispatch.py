@@ -227,7 +227,7 @@ def _choose(op: str, implementations: tuple[Implementation, ...], target: Target
     for implementation in serving:
         if wanted in (None, implementation.name):
             return implementation
-    what = f"implementation {wanted!r} of op {op}" if wanted else f"op {op}"
+    what = f"ENGINE_KERNELS: implementation {wanted!r} of op {op}" if wanted else f"op {op}"
     names = ", ".join(implementation.name for implementation in serving) or "none"
     raise ValueError(f"{what} does not serve {target.device_type} with {target.dtype}; what does: {names}")
 

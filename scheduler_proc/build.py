@@ -187,6 +187,8 @@ def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[
     import torch
 
     from kernels.dispatch import knows_int8_pages, select
+    from scheduler_proc.layers.linear import LinearMethod, Unquantised
+    from scheduler_proc.layers.packed import Packed
     from scheduler_proc.models.decoder import Decoder
     from scheduler_proc.models.registry import spec_of
     from scheduler_proc.weights.load import load_weights
@@ -195,17 +197,13 @@ def _load(config: EngineConfig, model: ModelFiles, numerics: Numerics) -> tuple[
     place, dtype, begin = torch.device("cpu"), numerics.dtype, time.monotonic()
     spec, longest = spec_of(model.config), context_length(config, model)
     try:
-        kernels = select(place.type, dtype, packed=True) if numerics.packed else select(place.type, dtype)
+        kernels = select(place.type, dtype, packed=numerics.packed)
     except ValueError as error:
-        raise ConfigError(f"ENGINE_KERNELS: {str(error).removeprefix('ENGINE_KERNELS: ')}") from error
+        raise ConfigError(str(error)) from error
     if numerics.kv_dtype == torch.int8 and not knows_int8_pages(kernels):
         raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
-    if numerics.packed:
-        from scheduler_proc.layers.packed import Packed
-
-        decoder = Decoder(spec, kernels, place, dtype, max_position=longest, method=Packed(kernels))
-    else:
-        decoder = Decoder(spec, kernels, place, dtype, max_position=longest)
+    method: LinearMethod = Packed(kernels) if numerics.packed else Unquantised(kernels)
+    decoder = Decoder(spec, kernels, place, dtype, max_position=longest, method=method)
     counts = load_weights(decoder, model, _shown())
     log.info(
         "event=weights_loaded seconds=%.1f dtype=%s%s threads=%d",

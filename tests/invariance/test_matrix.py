@@ -13,16 +13,10 @@ from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
-from tests.support.tiny_models import write_tiny_model
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
 TOKENS = 24
 FULL = list(itertools.product(["cpu", "delayed"], [0, 1, 2], [1, 16], [1, 7, 64, 4096]))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return resolve(str(write_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3", num_hidden_layers=2)))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from engine.model_files.types import ModelFiles
 from tests.support.matrix import Case, Reference, cases, config, references, run_together
 from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
-from tests.support.tiny_models import write_tiny_model
 
 pytestmark = needs_kernels
 
@@ -22,11 +21,6 @@ KINDS = {
     "float16": ModelOptions(quantization="int8"),
     "int8": ModelOptions(quantization="int8", kv_cache_dtype="int8"),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return resolve(str(write_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3", num_hidden_layers=2)))
 
 
 @pytest.fixture(scope="module")

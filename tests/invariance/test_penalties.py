@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
-from tests.support.tiny_models import write_tiny_model
 
 TOKENS = 30
 KINDS = [
@@ -20,11 +18,6 @@ KINDS = [
     {"frequency_penalty": -0.5, "presence_penalty": 0.7, "logit_bias": ((9, 1.5),)},
     {},
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return resolve(str(write_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3", num_hidden_layers=2)))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +67,7 @@ class Model(msgspec.Struct, frozen=True):
     hf: Path | None = None
 
 
-class Contender:
+class Contender(ABC):
     """A server over one model. `kind` is ours or the peer's name; a table row is called `name`."""
 
     kind = ""
@@ -78,9 +79,9 @@ class Contender:
         self.executable = executable
         self.extra = extra
 
+    @abstractmethod
     def launch(self, stage: Stage) -> Launch:
         """How to start it in its best settings for `stage`."""
-        raise NotImplementedError
 
 
 class Engine(Contender):

@@ -99,7 +99,6 @@ ENGINE_INLINE vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 ENGINE_INLINE vi isub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 ENGINE_INLINE vi imul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 ENGINE_INLINE vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
-ENGINE_INLINE vi ior(vi a, vi b) { return _mm512_or_si512(a, b); }
 ENGINE_INLINE vi ixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 template <int N> ENGINE_INLINE vi shift_left(vi a) { return _mm512_slli_epi32(a, N); }
 template <int N> ENGINE_INLINE vi shift_right(vi a) { return _mm512_srli_epi32(a, N); }
@@ -324,7 +323,6 @@ ENGINE_INLINE vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 ENGINE_INLINE vi isub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 ENGINE_INLINE vi imul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 ENGINE_INLINE vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
-ENGINE_INLINE vi ior(vi a, vi b) { return _mm256_or_si256(a, b); }
 ENGINE_INLINE vi ixor(vi a, vi b) { return _mm256_xor_si256(a, b); }
 template <int N> ENGINE_INLINE vi shift_left(vi a) { return _mm256_slli_epi32(a, N); }
 template <int N> ENGINE_INLINE vi shift_right(vi a) { return _mm256_srli_epi32(a, N); }
@@ -518,7 +516,6 @@ ENGINE_INLINE vi iadd(vi a, vi b) { ENGINE_LANES(vi, (int32_t)((uint32_t)a.v[i] 
 ENGINE_INLINE vi isub(vi a, vi b) { ENGINE_LANES(vi, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i])); }
 ENGINE_INLINE vi imul(vi a, vi b) { ENGINE_LANES(vi, (int32_t)((uint32_t)a.v[i] * (uint32_t)b.v[i])); }
 ENGINE_INLINE vi iand(vi a, vi b) { ENGINE_LANES(vi, a.v[i] & b.v[i]); }
-ENGINE_INLINE vi ior(vi a, vi b) { ENGINE_LANES(vi, a.v[i] | b.v[i]); }
 ENGINE_INLINE vi ixor(vi a, vi b) { ENGINE_LANES(vi, a.v[i] ^ b.v[i]); }
 template <int N> ENGINE_INLINE vi shift_left(vi a) { ENGINE_LANES(vi, (int32_t)((uint32_t)a.v[i] << N)); }
 template <int N> ENGINE_INLINE vi shift_right(vi a) { ENGINE_LANES(vi, (int32_t)((uint32_t)a.v[i] >> N)); }
