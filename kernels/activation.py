@@ -14,3 +14,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` with the exact GELU; shapes as in silu_and_mul. Source: Hendrycks and Gimpel, 2016."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` with the tanh approximation of GELU (Gemma); shapes as in silu_and_mul."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)

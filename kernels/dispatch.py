@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cpu.matrix import PackedLinear, PackedMatrix
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
+from kernels.rotary import NEOX, RotaryStyle
 
 
 class SampleKernel(Protocol):
@@ -60,7 +61,18 @@ class RopeStoreKernel(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        style: RotaryStyle = NEOX,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None: ...
+
+
+class AttentionKernel(Protocol):
+    """The signature of `kernels.attention.paged_attention`."""
+
+    def __call__(
+        self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -69,11 +81,19 @@ class KernelSet:
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rms_norm_quantised: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+    add_rms_norm_quantised: Callable[[Tensor, Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_and_mul: Callable[[Tensor], Tensor]
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     rope_store: RopeStoreKernel
-    paged_attention: Callable[[Tensor, Tensor, AttentionBatch, float, int | None], Tensor]
+    paged_attention: AttentionKernel
+    gather_pages: Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
+    page_lists: Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
+    compact_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     embed: Callable[[Tensor, Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    gated_linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     packed_embed: Callable[[PackedMatrix, Tensor], Tensor]
     packed_linear: Callable[[PackedLinear, Tensor], Tensor]
     packed_gated_linear: Callable[[PackedLinear, Tensor], Tensor]
@@ -84,6 +104,7 @@ class KernelSet:
     argmax_rows: Callable[[Tensor], Tensor]
     advance: Callable[[Tensor, Tensor, Tensor], None]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
+    mask_logits: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     processed_logits: ProcessKernel
     score_tokens: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
@@ -145,14 +166,22 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
     {
         "rms_norm": (_native("kernels.cpu.norm:rms_norm"), _torch("kernels.norm:rms_norm")),
         "add_rms_norm": (_native("kernels.cpu.norm:add_rms_norm"), _torch("kernels.norm:add_rms_norm")),
+        "rms_norm_quantised": (_torch("kernels.norm:rms_norm_quantised"),),
+        "add_rms_norm_quantised": (_torch("kernels.norm:add_rms_norm_quantised"),),
         "silu_and_mul": (_torch("kernels.activation:silu_and_mul"),),
+        "gelu_and_mul": (_torch("kernels.activation:gelu_and_mul"),),
+        "gelu_tanh_and_mul": (_torch("kernels.activation:gelu_tanh_and_mul"),),
         "rope_store": (_native("kernels.cpu.rotary:rope_store"), _torch("kernels.rope_store:rope_store")),
         "paged_attention": (
             _native("kernels.cpu.attention:paged_attention"),
             _torch("kernels.attention:paged_attention"),
         ),
+        "gather_pages": (_torch("kernels.pages:gather_pages"),),
+        "page_lists": (_torch("kernels.pages:page_lists"),),
+        "compact_kv": (_torch("kernels.pages:compact_kv"),),
         "embed": (_torch("kernels.linear:embed"),),
         "linear": (_torch("kernels.linear:linear"),),
+        "gated_linear": (_torch("kernels.linear:gated_linear"),),
         "packed_embed": (_native("kernels.cpu.linear:packed_embed"), _torch("kernels.packed:packed_embed")),
         "packed_linear": (_native("kernels.cpu.linear:packed_linear"), _torch("kernels.packed:packed_linear")),
         "packed_gated_linear": (
@@ -166,6 +195,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "argmax_rows": (_native("kernels.cpu.sampling:argmax_rows"), _torch("kernels.sampling:argmax_rows")),
         "advance": (_native("kernels.cpu.sampling:advance"), _torch("kernels.sampling:advance")),
         "adjust_logits": (_torch("kernels.logits:adjust_logits"),),
+        "mask_logits": (_torch("kernels.logits:mask_logits"),),
         "processed_logits": (_torch("kernels.logprobs:processed_logits"),),
         "score_tokens": (_native("kernels.cpu.logprobs:score_tokens"), _torch("kernels.logprobs:score_tokens")),
     }

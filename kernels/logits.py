@@ -53,7 +53,8 @@ def adjust_logits(
 ) -> None:
     """Change the logits of some rows in place; the other rows stay as they are.
 
-    logits: float32 `[rows, vocab]`; kv_lens: int64 `[rows]`, tokens of prompt and output before the one to be drawn.
+    logits: `[rows, vocab]`, float32 or, computed in float32 and rounded after each of the tables, a shorter type;
+    kv_lens: int64 `[rows]`, tokens of prompt and output before the one to be drawn.
     One after the other, for a token j with logit x that is c times in the output:
 
     1. repetition: if j is in the prompt or the output, x becomes x / repetition where x > 0, else x * repetition
@@ -70,19 +71,38 @@ def adjust_logits(
         _edit(logits, kv_lens, edits, adjusted.edit_rows, adjusted.edit_entries)
 
 
+def mask_logits(logits: Tensor, bitmask: Tensor, rows: Tensor, entries: Tensor) -> None:
+    """Make -inf, in place, what a grammar forbids.
+
+    logits: any float dtype `[rows, vocab]`; bitmask: int32 `[entries, ceil(vocab / 32)]`, where bit `j % 32` of word
+    `j // 32` says that token j is allowed; rows, entries: int64 `[n]`, which row takes which mask, no row twice. A NaN
+    stays a NaN, so that whoever draws still sees it.
+    """
+    token = torch.arange(logits.shape[1], device=logits.device)
+    words = bitmask[entries][:, token // 32]
+    forbidden = (words >> (token % 32).to(torch.int32)) & 1 == 0
+    values = logits[rows]
+    logits[rows] = values.masked_fill(forbidden & ~values.isnan(), -torch.inf)
+
+
 def _penalise(logits: Tensor, table: PenaltyTable, rows: Tensor, entries: Tensor) -> None:
     # What was said is a small part of the vocabulary; finding it is a wait on a GPU, but there is none on a CPU.
     seen = table.in_prompt.index_select(0, entries)
     seen.logical_or_(table.output_counts.index_select(0, entries))
     which, tokens = seen.nonzero(as_tuple=True)
     row, entry = rows[which], entries[which]
-    x, repetition, counts = logits[row, tokens], table.repetition[entry], table.output_counts[entry, tokens]
+    x, repetition, counts = logits[row, tokens].float(), table.repetition[entry], table.output_counts[entry, tokens]
     x = torch.where(x > 0, x / repetition, x * repetition)
     x.sub_(counts * table.frequency[entry]).sub_((counts > 0) * table.presence[entry])
-    logits[row, tokens] = x
+    logits[row, tokens] = x.to(logits.dtype)
 
 
 def _edit(logits: Tensor, kv_lens: Tensor, table: EditTable, rows: Tensor, entries: Tensor) -> None:
+    if logits.dtype != torch.float32:
+        wide = logits[rows].float()
+        _edit(wide, kv_lens[rows], table, torch.arange(len(rows), device=rows.device), entries)
+        logits[rows] = wide.to(logits.dtype)
+        return
     column = rows.unsqueeze(1)
     # Accumulates, because padding may name a token that has a bias of its own.
     logits.index_put_((column, table.bias_ids[entries]), table.bias_values[entries], accumulate=True)

@@ -11,10 +11,11 @@ from kernels.sampling import GREEDY_TEMPERATURE, filter_thresholds
 def score_tokens(logits: Tensor, tokens: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-softmax of each row at its token and at the row's `width` largest logits.
 
-    logits: float32 `[rows, vocab]`; tokens: int64 `[rows]`; width: 0..vocab. Returns float32 `[rows]`, int64
-    `[rows, width]` and float32 `[rows, width]`: the token's logprob, the most likely tokens (best first, ties: the
-    lowest id first) and their logprobs. A row that holds a NaN gives NaN logprobs.
+    logits: `[rows, vocab]`, of any float dtype and computed with in float32; tokens: int64 `[rows]`; width: 0..vocab.
+    Returns float32 `[rows]`, int64 `[rows, width]` and float32 `[rows, width]`: the token's logprob, the most likely
+    tokens (best first, ties: the lowest id first) and their logprobs. A row that holds a NaN gives NaN logprobs.
     """
+    logits = logits.float()
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     ids = _largest(logits, width)
@@ -30,7 +31,7 @@ def processed_logits(
     from nothing: it counts as temperature 1 without filters.
     """
     greedy = temperature < GREEDY_TEMPERATURE
-    scaled = logits / torch.where(greedy, 1.0, temperature).unsqueeze(1)
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature).unsqueeze(1)
     if needs_filter:
         threshold = filter_thresholds(scaled, top_k, top_p, min_p).masked_fill_(greedy, -torch.inf)
         scaled.masked_fill_(scaled < threshold.unsqueeze(1), -torch.inf)

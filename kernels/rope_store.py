@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.kv_write import write_kv
 from kernels.norm import rms_norm
-from kernels.rotary import rope
+from kernels.rotary import NEOX, RotaryStyle, rope
 
 
 def rope_store(
@@ -20,6 +20,9 @@ def rope_store(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    style: RotaryStyle = NEOX,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """Norm query and key heads (where there are weights), rotate both, store keys and values in the pages.
 
@@ -30,5 +33,5 @@ def rope_store(
         q.copy_(rms_norm(q, q_norm, eps))
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
-    rope(q, k, positions, cos_sin_cache)
-    write_kv(kv, k, v, locations)
+    rope(q, k, positions, cos_sin_cache, style)
+    write_kv(kv, k, v, locations, k_scale, v_scale)

@@ -45,7 +45,8 @@ def sample(
 ) -> Tensor:
     """Draw one token per row; the draw depends on the row's logits, parameters, seed and position only.
 
-    logits: float32 `[rows, vocab]`; temperature, top_p, min_p: float32 `[rows]`; top_k: int `[rows]`, < 1 is off;
+    logits: `[rows, vocab]`, of any float dtype and computed with in float32; temperature, top_p, min_p: float32
+    `[rows]`; top_k: int `[rows]`, < 1 is off;
     seeds, positions: int64 `[rows]`. Returns int32 `[rows]`. A row with temperature < 1e-6 takes its argmax (ties: the
     lowest id); a row with a NaN anywhere gives -1. Otherwise the largest of `logits / temperature + gumbel_noise` among
     the tokens that pass the filters (`filter_thresholds`). The host says what it knows: `needs_filter` False if no row
@@ -54,7 +55,7 @@ def sample(
     if all_greedy:
         return argmax_rows(logits)
     greedy = (temperature < GREEDY_TEMPERATURE).unsqueeze(1)
-    scaled = logits / torch.where(greedy, 1.0, temperature.unsqueeze(1))
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature.unsqueeze(1))
     if needs_filter:
         threshold = filter_thresholds(scaled, top_k, top_p, min_p).unsqueeze(1)
         # Not "keep where >=": a NaN must survive to be reported.

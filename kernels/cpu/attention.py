@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cpu.abi import AttentionArgs, KvPages, KvType
 from kernels.cpu.native import emit, empty
 
@@ -29,13 +29,18 @@ def kv_pages(kv: Tensor) -> KvPages:
     return KvPages(kv.data_ptr(), _TYPES[kv.dtype], kv.shape[2], page, half, token, head)
 
 
-def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None) -> Tensor:
+def paged_attention(
+    q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None = None
+) -> Tensor:
     """`kernels.attention.paged_attention` of float32 queries, whose tokens may be any distance apart.
 
     head_dim: a multiple of 8, 256 at most. The result of a token does not depend on the rest of the batch, nor on how
     its context was cut into steps. With int8 pages, queries are rounded to int8 for
-    the scores, and the weights of values to 15 or 16 bits.
+    the scores, and the weights of values to 15 or 16 bits. Knows scale and window only: no other masks, no lse; every
+    row has tokens.
     """
+    assert spec.softcap is None and spec.sinks is None and spec.k_scale == spec.v_scale == 1.0
+    assert batch.tree is None and lse is None
     num_tokens, num_heads, head_dim = q.shape
     assert q.dtype == torch.float32 and q.stride()[1:] == (head_dim, 1), "heads of a token must be dense float32"
     assert head_dim % 8 == 0 and head_dim <= 256, head_dim
@@ -50,8 +55,8 @@ def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, 
         num_heads=num_heads,
         num_kv_heads=kv.shape[3],
         head_dim=head_dim,
-        scale=scale,
-        window=window or 0,
+        scale=spec.scale,
+        window=spec.window or 0,
         q_lens=q_lens.ctypes.data,
         kv_lens=batch.kv_lens.data_ptr(),
         page_table=page_table.data_ptr(),

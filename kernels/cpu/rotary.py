@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.cpu.abi import RopeStoreArgs
 from kernels.cpu.attention import kv_pages
 from kernels.cpu.native import emit
+from kernels.rotary import NEOX, RotaryStyle
 
 
 def rope_store(
@@ -21,12 +22,16 @@ def rope_store(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    style: RotaryStyle = NEOX,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """`kernels.rope_store.rope_store` in float32: q in place, keys and values into the pages; k and v stay as they are.
 
     q, k, v: views of one `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`. Into int8 pages a head goes as
-    `round(x / scale)` and `scale = max|x| / 127`.
+    `round(x / scale)` and `scale = max|x| / 127`. Rotates halves by one position only, and knows no scales of pages.
     """
+    assert not style.interleaved and style.axes is None and k_scale == v_scale == 1.0
     num_tokens, num_heads, head_dim = q.shape
     assert q.dtype == k.dtype == v.dtype == torch.float32
     # A single token's stride is anything: nobody steps over it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.dispatch import KernelSet
 from scheduler_proc.layers.linear import Linear, LinearMethod, Part
 from scheduler_proc.layers.norm import RmsNorm
@@ -31,8 +31,7 @@ class Attention:
         self._name = name
         self._kernels = kernels
         self._head_dim = spec.head_dim
-        self._scale = spec.head_dim**-0.5
-        self._window = window
+        self._spec = AttentionSpec(spec.head_dim**-0.5, window)
         self._norm_eps = spec.norm_eps
         dim = spec.head_dim
         heads = (Part("q", spec.num_heads, dim), Part("k", spec.num_kv_heads, dim), Part("v", spec.num_kv_heads, dim))
@@ -76,9 +75,9 @@ class Attention:
         """`[num_tokens, hidden] -> [num_tokens, hidden]`; writes this step's keys and values into kv first."""
         parts = self._qkv(x).split(self._qkv.out_sizes, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
-        norms = [None if norm is None else norm.weight for norm in (self._q_norm, self._k_norm)]
-        self._kernels.rope_store(q, k, v, positions, cos_sin_cache, kv, locations, *norms, self._norm_eps)
-        out = self._kernels.paged_attention(q, kv, batch, self._scale, self._window)
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self._q_norm, self._k_norm))
+        self._kernels.rope_store(q, k, v, positions, cos_sin_cache, kv, locations, q_norm, k_norm, self._norm_eps)
+        out = self._kernels.paged_attention(q, kv, batch, self._spec)
         return self._o(out.flatten(1))
 
     def parameters(self) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ class DenseWeight:
         return self.kernels.linear(x, self.weight, self.bias)
 
     def apply_gated(self, x: Tensor) -> Tensor:
-        return self.kernels.silu_and_mul(self.apply(x))
+        return self.kernels.gated_linear(x, self.weight, self.bias)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return self.kernels.embed(self.weight, ids)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, _prepare, _split_rows, paged_attention
+from kernels.attention import AttentionBatch, AttentionSpec, _prepare, _split_rows, paged_attention
 from kernels.kv_write import write_kv
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
@@ -78,33 +78,35 @@ def _reference(q: Tensor, contents, rows, scale: float, window: int | None) -> T
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
 def test_matches_reference(layout: str, page_size: int, window: int | None) -> None:
     q, kv, batch, contents = _make(ROWS, page_size, layout)
-    out = paged_attention(q, kv, batch, 0.3, window)
+    out = paged_attention(q, kv, batch, AttentionSpec(0.3, window))
     torch.testing.assert_close(out, _reference(q, contents, ROWS, 0.3, window), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [[(1, 9)] * 4, [(64, 64)], [(1, 1)], [(2, 300), (2, 20)]])
 def test_single_group(rows: list[tuple[int, int]]) -> None:
     q, kv, batch, contents = _make(rows, 16, "dense")
-    out = paged_attention(q, kv, batch, 0.25, None)
+    out = paged_attention(q, kv, batch, AttentionSpec(0.25, None))
     torch.testing.assert_close(out, _reference(q, contents, rows, 0.25, None), atol=2e-6, rtol=1e-5)
 
 
 def test_row_does_not_depend_on_neighbours() -> None:
     q, kv, batch, _ = _make(ROWS, 16, "dense")
-    together = paged_attention(q, kv, batch, 0.3, None)
+    together = paged_attention(q, kv, batch, AttentionSpec(0.3, None))
     starts = np.cumsum(batch.q_lens) - batch.q_lens
     for i, (q_len, length) in enumerate(ROWS):
         alone = AttentionBatch(
             batch.q_lens[i : i + 1], batch.kv_lens[i : i + 1], length, batch.page_table[i : i + 1], 16
         )
         rows = slice(int(starts[i]), int(starts[i]) + q_len)
-        torch.testing.assert_close(paged_attention(q[rows], kv, alone, 0.3, None), together[rows], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            paged_attention(q[rows], kv, alone, AttentionSpec(0.3, None)), together[rows], atol=1e-6, rtol=1e-5
+        )
 
 
 def test_long_rows_are_run_in_bounded_pieces() -> None:
     rows = [(1, 9000)] * 5
     q, kv, batch, contents = _make(rows, 16, "dense")
-    out = paged_attention(q, kv, batch, 0.3, None)
+    out = paged_attention(q, kv, batch, AttentionSpec(0.3, None))
     torch.testing.assert_close(out, _reference(q, contents, rows, 0.3, None), atol=2e-6, rtol=1e-5)
 
 
@@ -116,18 +118,18 @@ def test_bounds_instead_of_lengths(window: int | None) -> None:
     calls = _split_rows(batch, exact=False)
     assert len(calls) == 3
     batch.memo[window, strides] = tuple(_prepare(batch, *call, strides, window) for call in calls)
-    out = paged_attention(q, kv, batch, 0.3, window)
+    out = paged_attention(q, kv, batch, AttentionSpec(0.3, window))
     torch.testing.assert_close(out, _reference(q, contents, ROWS, 0.3, window), atol=2e-6, rtol=1e-5)
 
 
 def test_window_reads_nothing_outside_it() -> None:
     rows = [(3, 100), (1, 80)]
     q, kv, batch, _ = _make(rows, 1, "dense")
-    expected = paged_attention(q, kv, batch, 0.3, 8)
+    expected = paged_attention(q, kv, batch, AttentionSpec(0.3, 8))
     fresh = AttentionBatch(batch.q_lens, batch.kv_lens, batch.max_kv_len, batch.page_table, 1)
     for row, (q_len, length) in enumerate(rows):
         kv[batch.page_table[row, : length - q_len - 8 + 1].long()] = torch.nan
-    assert torch.equal(paged_attention(q, kv, fresh, 0.3, 8), expected)
+    assert torch.equal(paged_attention(q, kv, fresh, AttentionSpec(0.3, 8)), expected)
 
 
 def test_odd_strides_are_refused() -> None:
@@ -135,4 +137,4 @@ def test_odd_strides_are_refused() -> None:
     kv = base.as_strided((4, 2, 16, KV_HEADS, DIM), (2 * 16 * 32 + 1, 16 * 32, 32, 16, 1))
     batch = AttentionBatch(np.ones(1, np.int32), torch.tensor([3]), 3, torch.zeros(1, 1, dtype=torch.int32), 16)
     with pytest.raises(ValueError, match="multiples of the token stride"):
-        paged_attention(torch.zeros(1, HEADS, DIM), kv, batch, 1.0, None)
+        paged_attention(torch.zeros(1, HEADS, DIM), kv, batch, AttentionSpec(1.0))

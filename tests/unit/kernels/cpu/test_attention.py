@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import attention as reference
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cpu import attention
 from tests.support.packed import every_isa, needs_kernels, using
 
@@ -95,10 +95,14 @@ class Step:
     def run(self, kv: Tensor | None = None, q: Tensor | None = None) -> Tensor:
         scale = self.q.shape[-1] ** -0.5
         pages = self.kv if kv is None else kv
-        return attention.paged_attention(self.q if q is None else q, pages, self.batch, scale, self.window)
+        return attention.paged_attention(
+            self.q if q is None else q, pages, self.batch, AttentionSpec(scale, self.window)
+        )
 
     def expected(self) -> Tensor:
-        return reference.paged_attention(self.q, self.plain, self.batch, self.q.shape[-1] ** -0.5, self.window)
+        return reference.paged_attention(
+            self.q, self.plain, self.batch, AttentionSpec(self.q.shape[-1] ** -0.5, self.window)
+        )
 
 
 def _check(step: Step) -> None:
