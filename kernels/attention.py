@@ -74,6 +74,8 @@ class AttentionBatch:
     tree: TreeMask | None = None
     """None: a token sees all of its row up to itself."""
     prefix: SharedPrefix | None = None
+    host_kv_lens: np.ndarray | None = None
+    """Host int `[rows]`: what kv_lens holds, where the host knows it before the device has run."""
     memo: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
     """Owned by the attention implementation; lives as long as the step."""
 

@@ -1,4 +1,4 @@
-"""The table of hot operations and their implementations, and the one choice among them at start-up."""
+"""The hot operations, and the one choice among their implementations at start-up."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cpu.matrix import PackedLinear, PackedMatrix
+from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
 from kernels.rotary import NEOX, RotaryStyle
+
+if TYPE_CHECKING:
+    from kernels.cuda.context import Context
 
 
 class SampleKernel(Protocol):
@@ -109,42 +112,6 @@ class KernelSet:
     score_tokens: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Target:
-    """What an implementation is chosen for. `capability` is (major, minor) on CUDA and (0, 0) elsewhere."""
-
-    device_type: str
-    dtype: torch.dtype
-    capability: tuple[int, int] = (0, 0)
-    packed: bool = False
-    """The weights are packed and the library of CPU kernels is there."""
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One way to do an operation: `path` is `module:function`, imported only when chosen."""
-
-    name: str
-    path: str
-    serves: Callable[[Target], bool]
-
-
-def _anywhere(target: Target) -> bool:
-    return True
-
-
-def _packed_cpu(target: Target) -> bool:
-    return target.device_type == "cpu" and target.packed
-
-
-def _native(path: str) -> Implementation:
-    return Implementation("native", path, _packed_cpu)
-
-
-def _torch(path: str) -> Implementation:
-    return Implementation("torch", path, _anywhere)
-
-
 FORWARD_OPS = (
     "rms_norm",
     "add_rms_norm",
@@ -161,47 +128,6 @@ FORWARD_OPS = (
 """What a forward pass over packed weights calls: if all are native, it can be recorded (kernels.cpu.program)."""
 
 
-# Per operation, best first: the first whose predicate holds is taken. A new implementation is one line here.
-IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
-    {
-        "rms_norm": (_native("kernels.cpu.norm:rms_norm"), _torch("kernels.norm:rms_norm")),
-        "add_rms_norm": (_native("kernels.cpu.norm:add_rms_norm"), _torch("kernels.norm:add_rms_norm")),
-        "rms_norm_quantised": (_torch("kernels.norm:rms_norm_quantised"),),
-        "add_rms_norm_quantised": (_torch("kernels.norm:add_rms_norm_quantised"),),
-        "silu_and_mul": (_torch("kernels.activation:silu_and_mul"),),
-        "gelu_and_mul": (_torch("kernels.activation:gelu_and_mul"),),
-        "gelu_tanh_and_mul": (_torch("kernels.activation:gelu_tanh_and_mul"),),
-        "rope_store": (_native("kernels.cpu.rotary:rope_store"), _torch("kernels.rope_store:rope_store")),
-        "paged_attention": (
-            _native("kernels.cpu.attention:paged_attention"),
-            _torch("kernels.attention:paged_attention"),
-        ),
-        "gather_pages": (_torch("kernels.pages:gather_pages"),),
-        "page_lists": (_torch("kernels.pages:page_lists"),),
-        "compact_kv": (_torch("kernels.pages:compact_kv"),),
-        "embed": (_torch("kernels.linear:embed"),),
-        "linear": (_torch("kernels.linear:linear"),),
-        "gated_linear": (_torch("kernels.linear:gated_linear"),),
-        "packed_embed": (_native("kernels.cpu.linear:packed_embed"), _torch("kernels.packed:packed_embed")),
-        "packed_linear": (_native("kernels.cpu.linear:packed_linear"), _torch("kernels.packed:packed_linear")),
-        "packed_gated_linear": (
-            _native("kernels.cpu.linear:packed_gated_linear"),
-            _torch("kernels.packed:packed_gated_linear"),
-        ),
-        "quantise_rows": (_native("kernels.cpu.linear:quantise_rows"), _torch("kernels.packed:quantise_rows")),
-        "norm_rows": (_native("kernels.cpu.norm:norm_rows"), _torch("kernels.packed:norm_rows")),
-        "add_norm_rows": (_native("kernels.cpu.norm:add_norm_rows"), _torch("kernels.packed:add_norm_rows")),
-        "sample": (_native("kernels.cpu.sampling:sample"), _torch("kernels.sampling:sample")),
-        "argmax_rows": (_native("kernels.cpu.sampling:argmax_rows"), _torch("kernels.sampling:argmax_rows")),
-        "advance": (_native("kernels.cpu.sampling:advance"), _torch("kernels.sampling:advance")),
-        "adjust_logits": (_torch("kernels.logits:adjust_logits"),),
-        "mask_logits": (_torch("kernels.logits:mask_logits"),),
-        "processed_logits": (_torch("kernels.logprobs:processed_logits"),),
-        "score_tokens": (_native("kernels.cpu.logprobs:score_tokens"), _torch("kernels.logprobs:score_tokens")),
-    }
-)
-
-
 def select(
     device_type: str,
     dtype: torch.dtype,
@@ -209,18 +135,22 @@ def select(
     table: Mapping[str, tuple[Implementation, ...]] = IMPLEMENTATIONS,
     *,
     packed: bool = False,
+    context: Context | None = None,
 ) -> KernelSet:
     """Choose every operation's implementation for a device type ("cpu", "cuda") and a model dtype.
 
-    packed: the weights are packed, for the library of CPU kernels.
+    packed: the weights are packed, for the library of CPU kernels. context: what the CUDA kernels share; without one,
+    they get a new one that keeps no choices on disk.
     overrides: `op=impl,...`; None reads the environment variable ENGINE_KERNELS. Raises ValueError, with the list of
     what there is, for an unknown operation or implementation and for one that does not serve this device and dtype.
     """
     capability = torch.cuda.get_device_capability() if device_type == "cuda" else (0, 0)
     target = Target(device_type, dtype, capability, packed)
     wanted = _parse(os.environ.get("ENGINE_KERNELS", "") if overrides is None else overrides, table)
-    chosen = {f.name: _import(_choose(f.name, table[f.name], target, wanted.get(f.name))) for f in fields(KernelSet)}
-    return KernelSet(**chosen)
+    chosen = {f.name: _choose(f.name, table[f.name], target, wanted.get(f.name)) for f in fields(KernelSet)}
+    if context is None and any(implementation.is_made for implementation in chosen.values()):
+        context = _new_context(device_type)
+    return KernelSet(**{op: _import(implementation, context) for op, implementation in chosen.items()})
 
 
 def knows_int8_pages(kernels: KernelSet) -> bool:
@@ -262,6 +192,15 @@ def _choose(op: str, implementations: tuple[Implementation, ...], target: Target
     raise ValueError(f"{what} does not serve {target.device_type} with {target.dtype}; what does: {names}")
 
 
-def _import(implementation: Implementation) -> Any:
-    module, _, function = implementation.path.partition(":")
-    return getattr(importlib.import_module(module), function)
+def _import(implementation: Implementation, context: Context | None) -> Any:
+    module, _, name = implementation.path.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    return found(context) if implementation.is_made else found
+
+
+def _new_context(device_type: str) -> Context:
+    from kernels.cuda.context import make_context
+    from kernels.cuda.tuning import Tuner
+
+    device = torch.device(device_type)
+    return make_context(device, Tuner(device, None))

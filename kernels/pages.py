@@ -44,10 +44,12 @@ def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> 
     in two rows.
     """
     page_size = kv.shape[3]
-    moving = torch.arange(sources.shape[1], device=kv.device) < counts.unsqueeze(1)
-    # What does not move is written onto itself: a mask would have to be read back.
-    source = torch.where(moving, sources, sources[:, :1]).flatten()
-    target = torch.where(moving, targets, sources[:, :1]).flatten()
+    # What does not move repeats the row's last move, or writes its first source onto itself where there is none: a mask
+    # would have to be read back.
+    column = torch.arange(sources.shape[1], device=kv.device).minimum((counts.unsqueeze(1) - 1).clamp(min=0))
+    source = sources.gather(1, column)
+    target = torch.where(counts.unsqueeze(1) > 0, targets.gather(1, column), source).flatten()
+    source = source.flatten()
     raw = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
     values = raw[:, source // page_size, :, source % page_size].clone()
     raw[:, target // page_size, :, target % page_size] = values

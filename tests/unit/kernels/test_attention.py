@@ -1,4 +1,4 @@
-"""paged_attention against a plain per-row reference, over layouts, windows, garbage pages and batch mixes."""
+"""paged_attention against a plain per-row reference, over layouts, windows, masks, garbage pages and batch mixes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, AttentionSpec, _prepare, _split_rows, paged_attention
+from kernels.attention import (
+    AttentionBatch,
+    AttentionSpec,
+    SharedPrefix,
+    _prepare,
+    _split_rows,
+    merge_states,
+    paged_attention,
+)
 from kernels.kv_write import write_kv
+from tests.support.attention_cases import Case, make_case, plain_attention, relative_error
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 ROWS = [(1, 40), (5, 5), (1, 1), (3, 33), (1, 300), (5, 64), (1, 17)]
@@ -138,3 +147,92 @@ def test_odd_strides_are_refused() -> None:
     batch = AttentionBatch(np.ones(1, np.int32), torch.tensor([3]), 3, torch.zeros(1, 1, dtype=torch.int32), 16)
     with pytest.raises(ValueError, match="multiples of the token stride"):
         paged_attention(torch.zeros(1, HEADS, DIM), kv, batch, AttentionSpec(1.0))
+
+
+MIXED = [(1, 40), (5, 5), (0, 0), (1, 17), (3, 33), (1, 0), (9, 300)]
+SINKS = torch.linspace(-3.0, 9.0, HEADS)
+
+
+def _check(case: Case, spec: AttentionSpec, tolerance: float = 1e-6) -> None:
+    """Result, with lse and without, against the definition in float64."""
+    expected, expected_lse = plain_attention(case, spec)
+    lse = torch.full(case.q.shape[:2], torch.nan)
+    out = paged_attention(case.q, case.kv, case.batch, spec, lse)
+    assert out.dtype == case.q.dtype and relative_error(out, expected) < tolerance
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    without = paged_attention(case.q, case.kv, case.batch, spec)
+    assert relative_error(without, expected) < tolerance
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_scores_and_masks(window: int | None, softcap: float | None, sinks: Tensor | None, tree: bool) -> None:
+    _check(make_case(MIXED, tree=tree), AttentionSpec(0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_trees_alone(bounded: bool) -> None:
+    """All rows of one length, which need no choice of rows; and by bounds, as on a device."""
+    case = make_case([(6, 40), (6, 6), (6, 90)], tree=True)
+    for window in (None, 4):
+        if bounded:
+            strides = case.kv.stride()[:3]
+            calls = _split_rows(case.batch, exact=False)
+            case.batch.memo[window, strides] = tuple(_prepare(case.batch, *call, strides, window) for call in calls)
+        _check(case, AttentionSpec(0.3, window))
+
+
+def test_rows_of_nothing() -> None:
+    case = make_case([(1, 0), (1, 0)])
+    lse = torch.full((2, HEADS), torch.nan)
+    out = paged_attention(case.q, case.kv, case.batch, AttentionSpec(0.3, sinks=SINKS), lse)
+    assert not out.any() and lse.isneginf().all()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_pages(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """What is stored is taken times the scales."""
+    case = make_case(MIXED, dtype=dtype, kv_dtype=kv_dtype)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    for softcap in (None, 3.0):
+        _check(case, AttentionSpec(0.3, softcap=softcap, k_scale=0.5, v_scale=3.0), tolerance)
+
+
+def test_shared_prefix_is_a_hint() -> None:
+    case = make_case([(1, 40), (2, 50), (1, 33)], prefix=[(2, 32), (1, 0)])
+    assert isinstance(case.batch.prefix, SharedPrefix)
+    _check(case, AttentionSpec(0.3))
+
+
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
+def test_merge_states(sinks: Tensor | None) -> None:
+    """Attention over the first keys and over the others is attention over all; a part may be empty."""
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(4, HEADS, DIM, generator=generator)
+    keys, values = torch.randn(2, 50, HEADS, DIM, generator=generator)
+    scores = torch.einsum("qhd,khd->qhk", q, keys) * 0.3
+
+    def part(first: int, last: int, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        some = scores[..., first:last].double()
+        lse = some.logsumexp(-1) if last > first else torch.full((4, HEADS), -torch.inf, dtype=torch.float64)
+        total = lse if sink is None else torch.logaddexp(lse, sink.double())
+        weights = (some - total.unsqueeze(-1)).exp()
+        return torch.einsum("qhk,khd->qhd", weights, values[first:last].double()).float(), lse.float()
+
+    for border in (0, 17, 50):
+        (out_a, lse_a), (out_b, lse_b) = part(0, border), part(border, 50)
+        # The results of an empty part stand for nothing.
+        out_a = torch.full_like(out_a, 7.0) if border == 0 else out_a
+        out, lse = merge_states(out_a, lse_a, out_b, lse_b, sinks)
+        expected, expected_lse = part(0, 50, sinks)
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_merging_nothing() -> None:
+    nothing, lse = torch.zeros(2, HEADS, DIM), torch.full((2, HEADS), -torch.inf)
+    out, merged = merge_states(nothing, lse, nothing, lse)
+    assert not out.any() and merged.isneginf().all()

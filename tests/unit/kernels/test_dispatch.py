@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 
-from kernels.dispatch import IMPLEMENTATIONS, Implementation, select
+from kernels.dispatch import select
+from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.norm import rms_norm
 from kernels.sampling import argmax_rows
 
@@ -35,7 +38,8 @@ def test_first_that_serves_is_taken() -> None:
     [
         ("rms_norm", "not of the form op=impl"),
         ("what=torch", "unknown op 'what'; ops: .*paged_attention"),
-        ("rms_norm=triton", "no implementation 'triton'; it has: other, native, torch"),
+        ("rms_norm=cuda", "no implementation 'cuda'; it has: other, native, triton, torch"),
+        ("rms_norm=triton", "'triton' of op rms_norm does not serve cpu with torch.float32; what does: torch"),
         ("rms_norm=other", "'other' of op rms_norm does not serve cpu with torch.float32; what does: torch"),
     ],
 )
@@ -47,5 +51,8 @@ def test_override_errors(overrides: str, message: str) -> None:
 def test_every_path_exists() -> None:
     for op, implementations in IMPLEMENTATIONS.items():
         for implementation in implementations:
-            chosen = select("cpu", torch.float32, f"{op}={implementation.name}", packed=True)
-            assert callable(getattr(chosen, op))
+            if implementation.serves(Target("cpu", torch.float32, packed=True)):
+                chosen = select("cpu", torch.float32, f"{op}={implementation.name}", packed=True)
+                assert callable(getattr(chosen, op))
+            else:
+                assert importlib.util.find_spec(implementation.path.partition(":")[0]) is not None

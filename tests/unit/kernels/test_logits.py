@@ -1,4 +1,4 @@
-"""adjust_logits against the rules written out token by token; rows that it must leave alone; NaN."""
+"""adjust_logits and mask_logits against the rules, token by token; rows that they must leave alone; NaN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.logits import AdjustedRows, EditTable, PenaltyTable, adjust_logits
+from kernels.logits import AdjustedRows, EditTable, PenaltyTable, adjust_logits, mask_logits
 from tests.unit.kernels.wishes import Wish, naive, random_wish
 
 VOCAB = 60
@@ -116,3 +116,61 @@ def test_equal_values_stay_equal_under_equal_penalties() -> None:
     adjust_logits(logits, torch.tensor([4, 4]), penalties, edits, rows)
     assert logits[0].tolist() == [1.25] * 5000
     assert len(set(logits[1].tolist())) == 1
+
+
+def test_short_floats_are_rounded_after_each_table() -> None:
+    rng = np.random.default_rng(4)
+    wishes: list[Wish | None] = [None if row % 4 == 3 else random_wish(rng, VOCAB) for row in range(16)]
+    kv_lens = rng.integers(1, 40, 16).tolist()
+    logits = torch.from_numpy(rng.normal(size=(16, VOCAB)).astype(np.float32) * 4).bfloat16()
+    got = adjusted(logits, kv_lens, wishes)
+    assert got.dtype == torch.bfloat16
+    for row, wish in enumerate(wishes):
+        expected = logits[row]
+        if wish is not None:
+            penalties = Wish(wish.repetition, wish.presence, wish.frequency, wish.prompt, wish.output)
+            edits = Wish(bias=wish.bias, ends=wish.ends, min_len=wish.min_len)
+            for part in (penalties, edits):
+                expected = torch.from_numpy(naive(expected.float().numpy(), part, kv_lens[row])).bfloat16()
+        assert torch.equal(got[row], expected), wish
+
+
+def test_a_token_may_have_padding_and_a_bias() -> None:
+    empty = torch.zeros(0, dtype=torch.int64)
+    edits = EditTable(
+        torch.tensor([[0, 5, 0, 0]]),
+        torch.tensor([[1.5, 2.5, -0.0, -0.0]]),
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    zero = torch.zeros(1, dtype=torch.int64)
+    nothing = empty.float()
+    penalties = PenaltyTable(nothing, nothing, nothing, empty.view(0, 8).bool(), empty.view(0, 8).int())
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.full((2, 8), -0.0, dtype=dtype)
+        adjust_logits(logits, torch.tensor([3, 3]), penalties, edits, AdjustedRows(empty, empty, zero, zero))
+        assert logits[0].tolist() == [1.5, 0.0, 0.0, 0.0, 0.0, 2.5, 0.0, 0.0]
+        assert bool(logits[0, 1].signbit()) and bool(logits[1].signbit().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [1, 32, 61])
+def test_masks_bit_by_bit(vocab: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(4, vocab, generator=generator).to(dtype)
+    logits[2, vocab // 3 :] = torch.nan
+    bitmask = torch.randint(-(2**31), 2**31, (3, (vocab + 31) // 32), generator=generator).int()
+    rows, entries = torch.tensor([3, 2]), torch.tensor([0, 2])
+    got = logits.clone()
+    mask_logits(got, bitmask, rows, entries)
+    for row in range(4):
+        for token in range(vocab):
+            before, after = float(logits[row, token]), float(got[row, token])
+            allowed = True
+            if row in (2, 3):
+                word = int(bitmask[int(entries[rows.tolist().index(row)]), token // 32]) & 0xFFFFFFFF
+                allowed = bool(word >> token % 32 & 1)
+            if np.isnan(before):
+                assert np.isnan(after)
+            else:
+                assert after == (before if allowed else -np.inf)

@@ -27,13 +27,18 @@ def spec_in(directory: Path) -> DecoderSpec:
 
 
 def decoder_from(
-    spec: DecoderSpec, tensors: Mapping[str, Tensor], kernels: KernelSet | None = None, max_position: int | None = None
+    spec: DecoderSpec,
+    tensors: Mapping[str, Tensor],
+    kernels: KernelSet | None = None,
+    max_position: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Decoder:
     """A decoder filled from checkpoint tensors by name; what the checkpoint lacks is random, what is left is ignored.
 
     Unlike load_weights it takes a spec that differs from the checkpoint's own, which is what the tests are about.
     """
-    decoder = Decoder(spec, kernels or cpu_kernels(), "cpu", torch.float32, max_position=max_position)
+    decoder = Decoder(spec, kernels or cpu_kernels(), device, dtype, max_position=max_position)
     family = family_of(spec.architecture)
     for own_name, target in decoder.targets().items():
         value = tensors.get(family.checkpoint_name(own_name, family.hf_names))
@@ -63,7 +68,8 @@ class PagedRunner:
     def __post_init__(self) -> None:
         shape = self.decoder.kv_shape
         size = (self.num_pages, 2, self.page_size, shape.num_kv_heads, shape.head_dim)
-        self.kv = [torch.full(size, torch.nan) for _ in range(shape.num_layers)]
+        place, dtype = self.decoder.device, self.decoder.dtype
+        self.kv = [torch.full(size, torch.nan, device=place, dtype=dtype) for _ in range(shape.num_layers)]
         self.free = torch.randperm(self.num_pages, generator=torch.Generator().manual_seed(self.seed))
 
     def context(self, max_length: int) -> Context:
@@ -85,10 +91,14 @@ class PagedRunner:
             locations.append(table[i, pos // self.page_size] * self.page_size + pos % self.page_size)
         q_lens = [len(ids) for _, ids in rows]
         kv_lens = torch.tensor([context.length for context, _ in rows])
-        batch = AttentionBatch(np.array(q_lens, dtype=np.int32), kv_lens, int(kv_lens.max()) + 3, table, self.page_size)
+        place, bound = self.decoder.device, int(kv_lens.max()) + 3
+        batch = AttentionBatch(
+            np.array(q_lens, dtype=np.int32), kv_lens.to(place), bound, table.to(place), self.page_size
+        )
         inputs = torch.cat([ids for _, ids in rows]) if embeddings is None else embeddings
+        where = torch.cat(locations).to(place)
         with torch.inference_mode():
-            hidden = self.decoder.forward(inputs, torch.cat(positions), batch, torch.cat(locations), self.kv)
+            hidden = self.decoder.forward(inputs.to(place), torch.cat(positions).to(place), batch, where, self.kv)
             return list(self.decoder.logits(hidden).split(q_lens))
 
 

@@ -1,18 +1,9 @@
-"""The CUDA kernels' tests run on a CUDA device if there is one, else by Triton's interpreter on the CPU.
-
-Triton decides when a kernel is defined, so this must come before any module of kernels.cuda is imported; pytest imports
-a folder's conftest first.
-"""
+"""The CUDA kernels' tests run on a CUDA device if there is one, else by Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -1,0 +1,278 @@
+"""Paged attention in Triton; see kernels/attention.py for what it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, AttentionSpec, TreeMask
+from kernels.cuda.attention_config import (
+    TileConfig,
+    decode_configs,
+    draft_configs,
+    kernel_constants,
+    padded,
+    prefill_configs,
+)
+from kernels.cuda.attention_kernel import REST, SHARED, attend
+from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, Plan, make_plan
+from kernels.cuda.context import NUM_TICKETS, Context
+
+MIN_SAVED = 4096
+"""Keys, over all rows, from which going through shared ones in a launch of their own is worth it."""
+
+_LOG2E = 1.4426950408889634
+# Splits are cut finer than fills the device only up to so many programs a multiprocessor: most of them find no work.
+_MAX_PROGRAMS = 4
+# Multiprocessors to plan for where there is no device to ask.
+_SOME_MULTIPROCESSORS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What all launches of one call are given."""
+
+    q: Tensor
+    kv: Tensor
+    batch: AttentionBatch
+    spec: AttentionSpec
+    table: Tensor
+    out: Tensor
+    lse: Tensor | None
+    shared_out: Tensor | None
+    shared_lse: Tensor | None
+    """What SHARED writes and REST reads: float32 of the shapes of out and lse."""
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.kv.shape[3]
+
+
+@dataclass(frozen=True, eq=False)
+class _Variant:
+    """A way to do a launch."""
+
+    config: TileConfig
+    constants: dict[str, int | bool | str]
+    want: int
+    """How many splits of a row would fill the device."""
+    splits: int
+    """How many there can be."""
+    min_tiles: int
+    max_tiles: int
+    """Tiles of keys of a split, as far as the number of splits allows."""
+
+
+class PagedAttention:
+    """`kernels.attention.paged_attention`: one launch for a batch of one kind of rows, up to three for a mixed one.
+
+    Rows split among programs are put together by the last of them, always in the same order. Lengths of contexts stay
+    on the device. Where rows share a prefix, its keys are gone through once for all of them.
+
+    A batch whose rows have different numbers of tokens, or share a prefix, has a list copied to the device at its
+    first call, which must not be amid the capture of a graph; later calls with the same batch may be.
+    """
+
+    def __init__(self, context: Context, splits: int | None = None, min_saved: int = MIN_SAVED) -> None:
+        """splits: into how many parts contexts are split, where they are long enough; None: as many as suit the step.
+        min_saved: keys to be saved for shared ones to be treated apart.
+        """
+        self._context = context
+        self._splits = splits
+        self._min_saved = min_saved
+        # What a graph reads must live as long as it may be replayed.
+        self._plans_of_graphs: list[Plan] = []
+        device = context.device
+        self._multiprocessors = (
+            torch.cuda.get_device_properties(device).multi_processor_count
+            if device.type == "cuda"
+            else _SOME_MULTIPROCESSORS
+        )
+
+    def __call__(
+        self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None = None
+    ) -> Tensor:
+        num_tokens, num_heads, head_dim = q.shape
+        assert kv.stride(4) == 1 and num_heads % kv.shape[3] == 0 and kv.shape[2] == batch.page_size
+        assert spec.scale > 0.0 and spec.k_scale > 0.0, "the largest score is taken before the scale"
+        if q.stride(2) != 1:
+            q = q.contiguous()
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+        # Windows leave little of a prefix, and where they begin differs among rows.
+        may_share = batch.prefix is not None and spec.window is None
+        plan = self._plan(batch, num_heads // kv.shape[3], q.dtype == torch.float32, may_share)
+        if plan is None:
+            return out
+        shared_out = shared_lse = None
+        if plan.shares:
+            shared_out = torch.empty(out.shape, dtype=torch.float32, device=q.device)
+            shared_lse = torch.empty(out.shape[:2], dtype=torch.float32, device=q.device)
+        dense_lse = (
+            lse if lse is None or lse.is_contiguous() else torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
+        )
+        call = _Call(q, kv, batch, spec, _dense_table(batch), out, dense_lse, shared_out, shared_lse)
+        for launch in plan.launches:
+            self._run(call, launch, self._variant(call, launch))
+        if lse is not None and dense_lse is not None and dense_lse is not lse:
+            lse.copy_(dense_lse)
+        return out
+
+    def _plan(self, batch: AttentionBatch, group: int, is_float32: bool, may_share: bool) -> Plan | None:
+        key = ("cuda attention plan", group, is_float32, may_share)
+        if key not in batch.memo:
+            batch.memo[key] = make_plan(batch, group, is_float32, self._min_saved if may_share else None)
+        plan = batch.memo[key]
+        assert plan is None or isinstance(plan, Plan)
+        if plan is not None and plan.has_lists and batch.kv_lens.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._plans_of_graphs.append(plan)
+        return plan
+
+    def _variant(self, call: _Call, launch: Launch) -> _Variant:
+        """How to do a launch: what the tuner finds, asked once for a step and a kind of layer."""
+        q, kv, window = call.q, call.kv, call.spec.window
+        memo_key = (launch, q.shape[1:], kv.shape[3], q.dtype, kv.dtype, window, call.spec.softcap is None)
+        known = call.batch.memo.get(memo_key)
+        if isinstance(known, _Variant):
+            return known
+        op, configs = _candidates(launch, padded(q.shape[2]), 4 if q.dtype == torch.float32 else kv.element_size())
+        variants = {name: self._make_variant(call, launch, config) for name, config in configs.items()}
+        name = next(iter(configs))
+        if self._splits is None:
+            # Prompts fill the device with few rows: which loop suits them depends on lengths alone.
+            rows = 1 if launch.kind == PREFILL else launch.num_tiles
+            key = (
+                *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], call.batch.page_size),
+                *(launch.lanes, launch.part, int(call.batch.tree is not None), window or 0),
+                *(triton.next_power_of_2(size) for size in (rows, launch.q_len, launch.max_keys)),
+            )
+            calls = {name: partial(self._run, call, launch, variant) for name, variant in variants.items()}
+            name = self._context.tuner.choose(op, key, calls, name)
+        call.batch.memo[memo_key] = variants[name]
+        return variants[name]
+
+    def _make_variant(self, call: _Call, launch: Launch, config: TileConfig) -> _Variant:
+        constants = kernel_constants(
+            config,
+            group=call.group,
+            head_dim=call.q.shape[2],
+            page_size=call.batch.page_size,
+            lanes=launch.lanes,
+            part=launch.part,
+            longest=launch.q_len,
+            is_float32=call.q.dtype == torch.float32,
+            has_tree=call.batch.tree is not None and launch.part != SHARED,
+            has_window=call.spec.window is not None,
+            has_softcap=call.spec.softcap is not None,
+        )
+        want, splits = self._num_splits(launch, config, call.kv.shape[3], call.spec.window)
+        if self._splits is not None:
+            return _Variant(config, constants, want, splits, 1, 1 << 30)
+        return _Variant(
+            config,
+            constants,
+            want,
+            splits,
+            max(1, config.min_split // config.block_n),
+            max(1, config.max_split // config.block_n),
+        )
+
+    def _run(self, call: _Call, launch: Launch, variant: _Variant) -> None:
+        q, kv, spec, batch = call.q, call.kv, call.spec, call.batch
+        num_kv_heads, splits, constants = kv.shape[3], variant.splits, variant.constants
+        scratch = None
+        if splits > 1:
+            size = int(constants["USED"]) * (int(constants["WIDTH"]) + 1)
+            scratch = torch.empty(num_kv_heads * launch.num_tiles * splits * size, dtype=torch.float32, device=q.device)
+        shared = launch.part == SHARED
+        visible, depths = (None, None) if batch.tree is None or shared else _tree_arrays(batch.tree)
+        score_scale, cap = _score_factors(spec)
+        kernel: Any = attend[(num_kv_heads, launch.num_tiles, splits)]
+        kernel(
+            q,
+            kv,
+            call.shared_out if shared else call.out,
+            call.shared_lse if shared else call.lse,
+            None if shared else spec.sinks,
+            call.table,
+            batch.kv_lens,
+            launch.tiles,
+            visible,
+            depths,
+            call.shared_out if launch.part == REST else None,
+            call.shared_lse if launch.part == REST else None,
+            scratch,
+            None if scratch is None else self._context.tickets,
+            q.stride(0),
+            q.stride(1),
+            kv.stride(0),
+            kv.stride(1),
+            kv.stride(2),
+            kv.stride(3),
+            call.table.stride(0),
+            0 if visible is None else visible.stride(0),
+            score_scale,
+            cap,
+            1.0 if shared else spec.v_scale,
+            spec.window or 0,
+            launch.q_len,
+            variant.want,
+            variant.min_tiles,
+            variant.max_tiles,
+            **constants,
+            num_warps=variant.config.num_warps,
+            num_stages=variant.config.num_stages,
+        )
+
+    def _num_splits(self, launch: Launch, config: TileConfig, num_kv_heads: int, window: int | None) -> tuple[int, int]:
+        """How many splits of a row fill the device, and how many there can be."""
+        programs = launch.num_tiles * num_kv_heads
+        if programs > NUM_TICKETS:
+            return 1, 1
+        if self._splits is not None:
+            return self._splits, self._splits
+        keys = launch.max_keys if window is None else min(launch.max_keys, window + launch.q_len)
+        want = max(1, min(config.programs * self._multiprocessors // programs, keys // config.min_split))
+        limit = min(-(-keys // config.max_split), _MAX_PROGRAMS * self._multiprocessors // programs)
+        return want, max(want, limit)
+
+
+def _candidates(launch: Launch, head_dim: int, itemsize: int) -> tuple[str, dict[str, TileConfig]]:
+    if launch.kind == DECODE:
+        return "decode_attention", decode_configs(head_dim, itemsize)
+    if launch.kind == DRAFT:
+        return "draft_attention", draft_configs(head_dim, itemsize)
+    return "prefill_attention", prefill_configs(head_dim, itemsize)
+
+
+def _score_factors(spec: AttentionSpec) -> tuple[float, float]:
+    """(score_scale, cap) of the kernel, whose scores are in powers of two.
+
+    With a softcap, cap * tanh(x) is computed from exp(2 x).
+    """
+    scale = spec.scale * spec.k_scale
+    if spec.softcap is None:
+        return scale * _LOG2E, 0.0
+    return 2.0 * _LOG2E * scale / spec.softcap, spec.softcap * _LOG2E
+
+
+def _tree_arrays(tree: TreeMask) -> tuple[Tensor, Tensor]:
+    assert tree.visible.stride(1) == 1 and tree.depths.stride(0) == 1
+    assert tree.visible.shape[0] * tree.visible.stride(0) < 1 << 31, "places in the mask are 32 bits wide"
+    return tree.visible.view(torch.uint8), tree.depths
+
+
+def _dense_table(batch: AttentionBatch) -> Tensor:
+    table = batch.page_table
+    if table.stride(1) == 1 or table.shape[1] <= 1:
+        return table
+    key = "cuda page table"
+    known = batch.memo.get(key)
+    if not isinstance(known, Tensor):
+        known = table.contiguous()
+        batch.memo[key] = known
+    return known

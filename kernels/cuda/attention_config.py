@@ -1,0 +1,126 @@
+"""How the attention kernel is compiled and cut up, by kind of tile; where several compete, the tuner measures them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_KB = 1024
+_UNLIMITED = 1 << 30
+# Elements of parts that each warp merges at a time: 32 registers a thread, no more than the loop over keys needs.
+_MERGED_BY_WARP = 1024
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Of one kind of tile."""
+
+    block_n: int
+    """Keys of a tile; a power of two, 16 at least."""
+    num_warps: int
+    num_stages: int
+    programs: int
+    """How many programs a multiprocessor should get by splitting contexts, where a step has fewer rows than that."""
+    min_split: int
+    """Keys that a split has at least."""
+    max_split: int
+    """Keys above which a row is split though the device is full, so that the others do not end long before it."""
+    two_loops: bool
+    """Whether tiles of keys that every token sees are gone through apart, without masks."""
+
+
+def kernel_constants(
+    config: TileConfig,
+    *,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    lanes: int,
+    part: int,
+    longest: int,
+    is_float32: bool,
+    has_tree: bool,
+    has_window: bool,
+    has_softcap: bool,
+) -> dict[str, int | bool | str]:
+    """The `tl.constexpr` arguments of `attention_kernel.attend`; longest: most tokens of a row, is_float32: q."""
+    width = padded(head_dim)
+    used = min(lanes, _power_of_two(min(lanes // group, longest) * group))
+    merged = _MERGED_BY_WARP * config.num_warps
+    columns = min(width, max(16, merged // used))
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "WIDTH": width,
+        "PAGE_SIZE": page_size,
+        "BLOCK_M": lanes,
+        "BLOCK_N": config.block_n,
+        "USED": used,
+        "COLUMNS": columns,
+        "AT_ONCE": max(1, min(16, merged // (used * columns))),
+        "PART": part,
+        "TREE": has_tree,
+        "WINDOW": has_window,
+        "SOFTCAP": has_softcap,
+        # Single tokens wait for memory, not for masks, and a second loop would fill the pipeline anew.
+        "TWO_LOOPS": has_tree or config.two_loops,
+        "PRECISION": "ieee" if is_float32 else "tf32",
+    }
+
+
+def padded(head_dim: int) -> int:
+    """What the kernel takes a head's dimension for."""
+    return max(16, _power_of_two(head_dim))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def decode_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
+    """Candidates for tiles of single tokens; the first is the default.
+
+    head_dim: as `padded`; kv_itemsize: bytes of an element of the pages, or of q if that is float32.
+    """
+    if kv_itemsize == 4:
+        return {"plain": TileConfig(16, 4, 2, 2, 128, 2048, False)}
+    # Bytes of keys and values in flight are what counts: a tile of either size, and how many of them. Converting from
+    # 8 bits takes registers.
+    pair_bytes = 2 * head_dim * kv_itemsize
+    large = _keys_within(32 * _KB, pair_bytes, 128 if kv_itemsize > 1 else 8192 // head_dim)
+    small = _keys_within(16 * _KB, pair_bytes, large // 2)
+    deep = 4 if kv_itemsize > 1 else 6
+    return {
+        "large": TileConfig(large, 4, 3, 2, 128, 2048, False),
+        "large_split": TileConfig(large, 4, 3, 4, 64, 1024, False),
+        "small": TileConfig(small, 4, deep, 3, 128, 2048, False),
+        "small_split": TileConfig(small, 4, deep, 6, 64, 1024, False),
+    }
+
+
+def draft_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
+    """The same for tiles of a few drafted tokens."""
+    if kv_itemsize == 4:
+        return {"plain": TileConfig(16, 8, 2, 1, 128, 2048, True)}
+    num_warps = 8 if head_dim * kv_itemsize >= 256 else 4
+    return {
+        "even": TileConfig(32, num_warps, 3, 2, 128, 2048, True),
+        "deep": TileConfig(32, num_warps, 4, 2, 256, 2048, True),
+    }
+
+
+def prefill_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
+    """The same for the tiles of prompts."""
+    if kv_itemsize == 4:
+        return {"plain": TileConfig(16, 8, 2, 1, 512, _UNLIMITED, True)}
+    if head_dim > 128:
+        return {"even": TileConfig(32, 8, 3, 1, 512, _UNLIMITED, True)}
+    return {
+        "even": TileConfig(64, 8, 3, 1, 512, _UNLIMITED, True),
+        "deep": TileConfig(64, 8, 4, 1, 512, _UNLIMITED, True),
+        "small": TileConfig(32, 8, 4, 1, 512, _UNLIMITED, True),
+        "large": TileConfig(128, 8, 3, 1, 512, _UNLIMITED, True),
+    }
+
+
+def _keys_within(size_bytes: int, pair_bytes: int, most: int) -> int:
+    return max(32, min(most, size_bytes // pair_bytes))

@@ -1,0 +1,154 @@
+"""How the tokens of a step are cut into the tiles of the attention kernel, by the lengths of queries alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, SharedPrefix
+from kernels.cuda.attention_kernel import LIST_COLUMNS, REST, SHARED, WHOLE
+
+DECODE, DRAFT, PREFILL = 0, 1, 2
+"""Kinds of tiles: for single tokens, for a few drafted ones, for prompts."""
+
+_LANES = (16, 64, 128)
+# Products of float32 are made without matrix units, of operands in registers.
+_FLOAT32_LANES = (16, 32, 32)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """Tiles of one kind."""
+
+    kind: int
+    lanes: int
+    """BLOCK_M of the kernel: tokens times query heads of a head of keys."""
+    part: int
+    """WHOLE, SHARED or REST, of `attention_kernel`."""
+    num_tiles: int
+    q_len: int
+    """Tokens of the longest row; of every row where there is no list."""
+    max_keys: int
+    """Upper bound of a row's keys."""
+    tiles: Tensor | None
+    """Device int32 `[num_tiles, LIST_COLUMNS]`, or None where tiles follow from q_len."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What to launch, in order."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def shares(self) -> bool:
+        """Whether launches of SHARED come before those of REST."""
+        return self.launches[0].part == SHARED
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether something was copied to the device."""
+        return self.launches[0].tiles is not None
+
+
+def make_plan(batch: AttentionBatch, group: int, is_float32: bool, min_saved: int | None) -> Plan | None:
+    """The tiles of a step, for `group` query heads to a head of keys and queries of a type; None if it has no tokens.
+
+    Keys that rows share are gone through once where that saves min_saved keys or more in all; None: never. Rows of one
+    length without shared keys need no list, so nothing is uploaded for them.
+    """
+    q_lens = np.asarray(batch.q_lens, dtype=np.int64)
+    num_tokens = int(q_lens.sum())
+    if num_tokens == 0:
+        return None
+    borders = None
+    if batch.prefix is not None and min_saved is not None:
+        borders = _borders(batch.prefix, q_lens, min_saved)
+    longest = int(q_lens.max())
+    if borders is None and longest * len(q_lens) == num_tokens:
+        lanes_of_kind = tile_lanes(group, is_float32)
+        kind = int(_kinds(q_lens[:1], group, lanes_of_kind)[0])
+        lanes = lanes_of_kind[kind]
+        tiles_of_row = -(-longest // (lanes // group))
+        tiles = tiles_of_row * len(q_lens)
+        return Plan((Launch(kind, lanes, WHOLE, tiles, longest, batch.max_kv_len, None),))
+    starts = np.cumsum(q_lens) - q_lens
+    rows = np.arange(len(q_lens))
+    drafts: list[tuple[Launch, np.ndarray]] = []
+    if borders is not None:
+        assert batch.prefix is not None
+        first_rows = batch.prefix.row_starts[:-1].astype(np.int64)
+        group_lens = np.add.reduceat(q_lens, first_rows)
+        group_borders = borders[first_rows]
+        used = (group_borders > 0) & (group_lens > 0)
+        columns = (first_rows[used], starts[first_rows][used], group_lens[used], group_borders[used])
+        drafts += _lists(columns, group, is_float32, SHARED, int(group_borders.max()))
+    own_borders = np.zeros_like(q_lens) if borders is None else borders
+    part = WHOLE if borders is None else REST
+    drafts += _lists((rows, starts, q_lens, own_borders), group, is_float32, part, batch.max_kv_len)
+    host = np.concatenate([entries for _, entries in drafts])
+    device = torch.from_numpy(host).to(batch.kv_lens.device, non_blocking=True)
+    pieces = device.split([len(entries) for _, entries in drafts])
+    launches = (
+        Launch(draft.kind, draft.lanes, draft.part, draft.num_tiles, draft.q_len, draft.max_keys, piece)
+        for (draft, _), piece in zip(drafts, pieces, strict=True)
+    )
+    return Plan(tuple(launches))
+
+
+def tile_lanes(group: int, is_float32: bool) -> tuple[int, int, int]:
+    """Lanes of the tiles of each kind; more than usual where more heads than that share one of keys."""
+    least = 1 << (group - 1).bit_length()
+    narrow, middle, wide = _FLOAT32_LANES if is_float32 else _LANES
+    return max(narrow, least), max(middle, least), max(wide, least)
+
+
+def _kinds(q_lens: np.ndarray, group: int, lanes_of_kind: tuple[int, int, int]) -> np.ndarray:
+    """The smallest kind of tile that has room for all of a row, or the largest."""
+    lanes = q_lens * group
+    return (lanes > lanes_of_kind[DECODE]).astype(np.int64) + (lanes > lanes_of_kind[DRAFT])
+
+
+def _borders(prefix: SharedPrefix, q_lens: np.ndarray, min_saved: int) -> np.ndarray | None:
+    """Keys of each row that its group goes through together, int64 `[rows]`; None if that is not worth while."""
+    sizes = np.diff(prefix.row_starts)
+    active = np.add.reduceat(q_lens > 0, prefix.row_starts[:-1].astype(np.int64), dtype=np.int64)
+    lens = np.where(active >= 2, prefix.lens.astype(np.int64), 0)
+    saved = int((lens * (active - 1)).sum())
+    if saved < max(min_saved, 1):
+        return None
+    return np.repeat(lens, sizes)
+
+
+def _lists(
+    columns: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    group: int,
+    is_float32: bool,
+    part: int,
+    max_keys: int,
+) -> list[tuple[Launch, np.ndarray]]:
+    """A launch and its list for each kind of tile that (rows, first tokens, numbers of tokens, borders) need."""
+    q_lens = columns[2]
+    lanes_of_kind = tile_lanes(group, is_float32)
+    kinds = _kinds(q_lens, group, lanes_of_kind)
+    found: list[tuple[Launch, np.ndarray]] = []
+    for kind in np.unique(kinds[q_lens > 0])[::-1].tolist():
+        chosen = (kinds == kind) & (q_lens > 0)
+        rows, origins, lens, borders = (column[chosen] for column in columns)
+        lanes = lanes_of_kind[kind]
+        tokens = lanes // group
+        counts = -(-lens // tokens)
+        total = int(counts.sum())
+        entry = np.repeat(np.arange(len(rows)), counts)
+        nth = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        entries = np.zeros((total, LIST_COLUMNS), dtype=np.int32)
+        entries[:, 0] = rows[entry]
+        entries[:, 1] = nth * tokens
+        entries[:, 2] = origins[entry]
+        entries[:, 3] = lens[entry]
+        entries[:, 4] = borders[entry]
+        found.append((Launch(kind, lanes, part, total, int(lens.max()), max_keys, None), entries))
+    return found

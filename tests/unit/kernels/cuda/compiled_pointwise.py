@@ -1,0 +1,146 @@
+"""The pointwise, page and embedding kernels as they are launched for bf16 models, compiled without a GPU.
+
+Not a test by itself: `compile_all` is for a process whose kernels are not interpreted.
+"""
+
+from __future__ import annotations
+
+from kernels.cuda.activation import gate_rows
+from kernels.cuda.embedding import copy_rows
+from kernels.cuda.norm import norm_config, rms_long_rows, rms_rows
+from kernels.cuda.pages import BLOCK, gather_page_rows, list_pages, move_places
+from kernels.cuda.rope_store import rope_config, rope_store_heads
+from tests.support.triton_compile import Compiled, compile_kernel
+
+NORMS = ((128, "", False), (1024, "", True), (4096, "", False), (4096, "", True), (5120, "", True), (8192, "", True))
+CODED_NORMS = ((1024, "e4m3", True), (4096, "e4m3", True), (8192, "e4m3", True), (4096, "e5m2", True))
+INT8_NORMS = ((4096, "int8", True), (16384, "int8", True))
+LONG_NORMS = ((20480, "", True), (20480, "e4m3", True))
+
+HEADS = ((32, 8, 128), (9, 3, 64), (16, 2, 256), (4, 4, 80))
+
+
+def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
+    """Names and results."""
+    done = []
+    for dim, format, adds in NORMS + CODED_NORMS + INT8_NORMS + LONG_NORMS:
+        name = f"norm {dim} {format or 'bf16'}{' add' if adds else ''}"
+        done.append((name, _norm(dim, format, adds, capability)))
+    done += [(f"{function}_and_mul", _gate(function, capability)) for function in ("silu", "gelu", "gelu_tanh")]
+    for heads, kv_heads, head_dim in HEADS:
+        for tokens in (1, 8192):
+            name = f"rope_store {heads}/{kv_heads}x{head_dim}, {tokens} tokens"
+            done.append((name, _rope(tokens, heads, kv_heads, head_dim, capability=capability)))
+            done.append((f"{name}, norms", _rope(tokens, heads, kv_heads, head_dim, norms=True, capability=capability)))
+    for tokens in (1, 8192):
+        name = f"rope_store 32/8x128, {tokens} tokens"
+        done += [
+            (f"{name}, e4m3", _rope(tokens, 32, 8, 128, format="e4m3", norms=True, capability=capability)),
+            (f"{name}, half", _rope(tokens, 32, 8, 128, rotary_dim=64, norms=True, capability=capability)),
+            (f"{name}, pairs", _rope(tokens, 32, 8, 128, rotary_dim=64, interleaved=True, capability=capability)),
+            (f"{name}, axes", _rope(tokens, 32, 8, 128, axes=True, capability=capability)),
+        ]
+    # Where 8-bit floats have no instruction.
+    done.append(("norm 4096 e4m3 add, capability 8.0", _norm(4096, "e4m3", True, 80)))
+    done.append(("rope_store 32/8x128, e5m2, capability 8.0", _rope(1, 32, 8, 128, format="e5m2", capability=80)))
+    done.append(("embed", _embed(capability)))
+    return done + _pages(capability)
+
+
+def _norm(dim: int, format: str, adds: bool, capability: int) -> Compiled:
+    types = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "num_rows": "i32", "outer_stride": "i32"}
+    types |= {"inner_stride": "i32", "residual_stride": "i32", "eps": "fp32"}
+    block, rows, warps = norm_config(dim)
+    constants = {"DIM": dim, "BLOCK": block, "ROWS": rows, "FORMAT": format, "INSTRUCTION": capability >= 89}
+    constants |= {"inner": 1, "residual": None, "scales": None}
+    if dim == 128:
+        # A view of heads.
+        types["inner"] = "i32"
+        del constants["inner"]
+    if format:
+        types |= {"out": "*u8", "scales": "*fp32"}
+        del constants["scales"]
+    if adds:
+        types["residual"] = "*bf16"
+        del constants["residual"]
+    aligned = tuple(name for name in types if name not in ("eps", "num_rows", "inner"))
+    kernel = rms_rows if dim <= block else rms_long_rows
+    return compile_kernel(kernel, types, constants, capability=capability, num_warps=warps, aligned=aligned)
+
+
+def _gate(function: str, capability: int) -> Compiled:
+    types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
+    constants = {"INNER": 14336, "BLOCK": 1024, "FUNCTION": function}
+    return compile_kernel(gate_rows, types, constants, capability=capability, aligned=tuple(types))
+
+
+def _rope(
+    tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    rotary_dim: int = 0,
+    interleaved: bool = False,
+    axes: bool = False,
+    norms: bool = False,
+    format: str = "",
+    capability: int,
+) -> Compiled:
+    types = dict.fromkeys(("q", "k", "v", "kv"), "*bf16")
+    types |= dict.fromkeys(("positions", "locations"), "*i64") | {"cos_sin": "*fp32"}
+    types |= dict.fromkeys(("eps", "k_scale", "v_scale"), "fp32")
+    strides = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "cos_sin_stride")
+    strides += ("kv_page", "kv_half", "kv_token", "kv_head", "position_axis")
+    types |= dict.fromkeys(strides, "i32")
+    constants = {"axes": None, "q_norm": None, "k_norm": None, "position_token": 1}
+    if axes:
+        types["axes"] = "*i64"
+    if norms:
+        types |= {"q_norm": "*bf16", "k_norm": "*bf16"}
+    if format:
+        types["kv"] = "*u8"
+    rotary_dim = rotary_dim or head_dim
+    heads, kv_heads, warps = rope_config(tokens, num_heads, num_kv_heads, head_dim)
+    constants = {name: value for name, value in constants.items() if name not in types} | {
+        "PAGE_SIZE": 16,
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROTARY_DIM": rotary_dim,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "INTERLEAVED": interleaved,
+        "SCALED": format != "",
+        "FORMAT": format,
+        "INSTRUCTION": capability >= 89,
+    }
+    aligned = tuple(name for name in types if name not in ("eps", "k_scale", "v_scale", "position_axis"))
+    return compile_kernel(rope_store_heads, types, constants, capability=capability, num_warps=warps, aligned=aligned)
+
+
+def _embed(capability: int) -> Compiled:
+    types = {"table": "*bf16", "ids": "*i64", "out": "*bf16", "stride": "i32"}
+    return compile_kernel(copy_rows, types, {"DIM": 4096, "BLOCK": 1024}, capability=capability, aligned=tuple(types))
+
+
+def _pages(capability: int) -> list[tuple[str, Compiled]]:
+    types = {"page_table": "*i32", "rows": "*i64", "kv_lens": "*i64", "out": "*i32", "stride": "i32"}
+    aligned = tuple(types)
+    types["num_columns"] = "i32"
+    sizes = {"PAGE_SIZE": 16, "BLOCK": BLOCK}
+    gather = compile_kernel(gather_page_rows, types, sizes, capability=capability, aligned=aligned)
+    types = {"page_table": "*i32", "kv_lens": "*i64", "pages": "*i32", "starts": "*i32", "last": "*i32"}
+    types |= dict.fromkeys(("num_rows", "size", "stride"), "i32")
+    aligned = tuple(name for name in types if name not in ("num_rows", "size"))
+    lists = compile_kernel(list_pages, types, sizes | {"ROWS": 256}, capability=capability, aligned=aligned)
+    types = {"kv": "*bf16"} | dict.fromkeys(("sources", "targets", "counts"), "*i64")
+    types |= dict.fromkeys(("source_row", "target_row", "page_stride", "half_stride", "token_stride"), "i32")
+    types |= {"layer_stride": "i64", "head_stride": "i32"}
+    constants = {"PAGE_SIZE": 16, "SIZE": 1024, "HEAD_DIM": 1024, "PLACES": 4, "BLOCK": 1024}
+    constants |= {"source_column": 1, "target_column": 1}
+    aligned = tuple(name for name in types if name not in ("source_row", "target_row"))
+    move = compile_kernel(move_places, types, constants, capability=capability, aligned=aligned)
+    spread = constants | {"HEAD_DIM": 80, "SIZE": 640}
+    apart = compile_kernel(move_places, types, spread, capability=capability, aligned=aligned)
+    return [("gather_pages", gather), ("page_lists", lists), ("compact_kv", move), ("compact_kv, heads apart", apart)]
