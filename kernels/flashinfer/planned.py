@@ -1,0 +1,257 @@
+"""FlashInfer's planned kernels, fa2 and fa3: the host divides a step's work, then every layer runs by that plan."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, AttentionSpec
+from kernels.cuda.context import Context
+from kernels.flashinfer.arguments import PageLists, host_rows
+from kernels.flashinfer.library import FlashInfer, Planned, capability, flashinfer
+from kernels.flashinfer.takes import CAUSAL, Takes
+from kernels.pages import page_lists as torch_page_lists
+
+_WORKSPACE_BYTES = 256 << 20
+_HOPPER = 9
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """What a plan is made for besides the rows; layers that agree in it share one."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A wrapper object, which holds one plan at a time."""
+
+    wrapper: Planned
+    owner: weakref.ref[AttentionBatch] | None = None
+    """The step whose plan it holds."""
+    copied: torch.cuda.Event | None = None
+    """Passed when the device has that plan: the wrapper writes plans into one pinned buffer."""
+
+
+class _Plans:
+    """The plans of one kind of wrapper. Steps that are alive at the same time have slots of their own."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        make: Callable[[PlanKey], Planned],
+        plan: Callable[[Planned, PlanKey, AttentionBatch], None],
+    ) -> None:
+        self._device = device
+        self._make = make
+        self._plan = plan
+        self._slots: defaultdict[PlanKey, list[_Slot]] = defaultdict(list)
+
+    def of(self, key: PlanKey, batch: AttentionBatch) -> Planned:
+        """A wrapper that holds the plan for this step; planned at the first layer that asks."""
+        memo_key = (self, key)
+        slot = batch.memo.get(memo_key)
+        if not isinstance(slot, _Slot):
+            slot = self._free_slot(key)
+            if slot.copied is not None:
+                slot.copied.synchronize()
+            self._plan(slot.wrapper, key, batch)
+            if self._device.type == "cuda":
+                slot.copied = torch.cuda.Event()
+                slot.copied.record(torch.cuda.current_stream(self._device))
+            slot.owner = weakref.ref(batch)
+            batch.memo[memo_key] = slot
+        return slot.wrapper
+
+    def _free_slot(self, key: PlanKey) -> _Slot:
+        slots = self._slots[key]
+        for slot in slots:
+            if slot.owner is None or slot.owner() is None:
+                return slot
+        slots.append(_Slot(self._make(key)))
+        return slots[-1]
+
+
+class _PlannedAttention:
+    """What both have in common. `takes` and `name` are theirs."""
+
+    name: str
+    takes: Takes
+
+    def __init__(self, context: Context, library: FlashInfer | None, page_lists: PageLists) -> None:
+        self._library = library or flashinfer()
+        self._page_lists = page_lists
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=context.device)
+        self._plans = _Plans(context.device, self._make, self._plan)
+
+    def __call__(
+        self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None = None
+    ) -> Tensor:
+        """As `kernels.attention.paged_attention`; raises ValueError for what `takes` does not say."""
+        if q.shape[0] == 0:
+            return torch.empty_like(q)
+        self.takes.check(self.name, q, kv, batch, spec, lse)
+        assert q.stride(2) == 1 and kv.stride(4) == 1
+        rows = host_rows(batch, self._page_lists)
+        if rows.pages.shape[0] == 0:
+            if lse is not None:
+                lse.fill_(-math.inf)
+            return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        key = PlanKey(
+            q.shape[1],
+            kv.shape[3],
+            q.shape[2],
+            batch.page_size,
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            q.dtype,
+            kv.dtype,
+        )
+        wrapper = self._plans.of(key, batch)
+        out = (torch.empty if rows.empty_tokens is None else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
+        wants_lse = lse is not None or spec.sinks is not None
+        # Scales other than None cost a pass over the result, or a division: None where there is nothing to scale.
+        scales = {
+            "k_scale": None if spec.k_scale == 1.0 else spec.k_scale,
+            "v_scale": None if spec.v_scale == 1.0 else spec.v_scale,
+        }
+        if not wants_lse:
+            wrapper.run(q, kv, out=out, enable_pdl=False, **scales)
+            return out
+        own_lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+        wrapper.run(q, kv, out=out, lse=own_lse, return_lse=True, enable_pdl=False, **scales)
+        # FlashInfer's is the logarithm to base 2.
+        own_lse *= math.log(2.0)
+        if rows.empty_tokens is not None:
+            # There it leaves the number that its maxima start from.
+            own_lse.masked_fill_(rows.empty_tokens.unsqueeze(1), -math.inf)
+        if spec.sinks is not None:
+            # exp(lse) / (exp(lse) + exp(sink)), 0 for a row without context.
+            out *= torch.sigmoid(own_lse - spec.sinks).unsqueeze(-1)
+        if lse is not None:
+            lse.copy_(own_lse)
+        return out
+
+    def _make(self, key: PlanKey) -> Planned:
+        raise NotImplementedError
+
+    def _plan(self, wrapper: Planned, key: PlanKey, batch: AttentionBatch) -> None:
+        raise NotImplementedError
+
+
+class PlannedPrefill(_PlannedAttention):
+    """`paged_attention` for rows that add any numbers of tokens: by fa3 on Hopper, by fa2 elsewhere and where pages are
+    of fp8. With a window, keys and values shortly before it are read and weighted with 0: no NaN may be there.
+    """
+
+    name = "FlashInfer's prefill"
+    takes = Takes(
+        page_sizes=None,
+        ragged=True,
+        masks=frozenset({CAUSAL}),
+        lse=True,
+        kv_dtypes=frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}),
+        head_dims=frozenset({64, 128, 256}),
+        needs_host_lengths=True,
+        cuda_graph=False,
+        softcap=True,
+    )
+
+    def __init__(
+        self, context: Context, library: FlashInfer | None = None, page_lists: PageLists = torch_page_lists
+    ) -> None:
+        """library: stands in for the module; page_lists: an implementation of `kernels.pages.page_lists`. Raises
+        ValueError where FlashInfer is not installed.
+        """
+        super().__init__(context, library, page_lists)
+        self._on_hopper = capability(context.device)[0] == _HOPPER
+
+    def _make(self, key: PlanKey) -> Planned:
+        backend = "fa3" if self._on_hopper and key.kv_dtype == key.q_dtype else "fa2"
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=backend)
+
+    def _plan(self, wrapper: Planned, key: PlanKey, batch: AttentionBatch) -> None:
+        rows = host_rows(batch, self._page_lists)
+        wrapper.plan(
+            rows.q_starts,
+            rows.page_starts,
+            rows.pages,
+            rows.last_page_lens,
+            key.num_heads,
+            key.num_kv_heads,
+            key.head_dim,
+            key.page_size,
+            causal=True,
+            sm_scale=key.scale,
+            window_left=_window_left(key.window),
+            logits_soft_cap=key.softcap,
+            q_data_type=key.q_dtype,
+            kv_data_type=key.kv_dtype,
+        )
+
+
+class PlannedDecode(_PlannedAttention):
+    """`paged_attention` for rows that add one token each, by fa2 on tensor cores. For windows see PlannedPrefill."""
+
+    name = "FlashInfer's decode"
+    takes = Takes(
+        page_sizes=None,
+        ragged=False,
+        masks=frozenset({CAUSAL}),
+        lse=True,
+        kv_dtypes=frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}),
+        head_dims=frozenset({64, 128, 256}),
+        needs_host_lengths=True,
+        cuda_graph=False,
+        softcap=True,
+        max_q_len=1,
+    )
+
+    def __init__(
+        self, context: Context, library: FlashInfer | None = None, page_lists: PageLists = torch_page_lists
+    ) -> None:
+        """As of PlannedPrefill."""
+        super().__init__(context, library, page_lists)
+
+    def _make(self, key: PlanKey) -> Planned:
+        return self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "NHD", use_tensor_cores=True, backend="fa2"
+        )
+
+    def _plan(self, wrapper: Planned, key: PlanKey, batch: AttentionBatch) -> None:
+        rows = host_rows(batch, self._page_lists)
+        wrapper.plan(
+            rows.page_starts,
+            rows.pages,
+            rows.last_page_lens,
+            key.num_heads,
+            key.num_kv_heads,
+            key.head_dim,
+            key.page_size,
+            sm_scale=key.scale,
+            window_left=_window_left(key.window),
+            logits_soft_cap=key.softcap,
+            q_data_type=key.q_dtype,
+            kv_data_type=key.kv_dtype,
+        )
+
+
+def _window_left(window: int | None) -> int:
+    """FlashInfer counts the tokens seen before the query itself, -1 for all."""
+    return -1 if window is None else window - 1
