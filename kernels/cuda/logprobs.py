@@ -1,7 +1,7 @@
 """Log probabilities of tokens and of the most likely ones; kernels/logprobs.py says which.
 
-The same two launches as a draw: a summary of all logits, then one program for each row that reads only the spans in
-which something large can be.
+The first pass over the logits (sampling_summary.py) gives the sums; the most likely tokens and what filters let through
+are among the candidates of sampling_candidates.py.
 """
 
 from __future__ import annotations
@@ -14,32 +14,19 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import logprobs
-from kernels.cuda.sampling_summary import (
-    FOUND,
-    SUMS,
-    SUMS_WHERE_FILTERED,
-    TILE,
-    each_of,
-    list_spans,
-    num_spans_of,
-    read_spans,
-    read_summary,
-    row_filters,
-    summarise,
-)
-from kernels.cuda.sampling_threshold import NOTHING_BELOW, filter_threshold, smallest_passing
+from kernels.cuda.sampling_candidates import CAPACITY, MOST_REGISTERS, STATE, find_candidates
+from kernels.cuda.sampling_summary import SUMS, largest_or_nan, num_spans_of, rank_key, ranked, row_filters, summarise
+from kernels.cuda.sampling_threshold import row_threshold, unused_bits
 from kernels.sampling import GREEDY_TEMPERATURE
 
 _WIDEST = 128
 _RANKED = tl.constexpr(2 * _WIDEST)
 _RANKED_AT_ONCE = tl.constexpr(16)
-_IDS_AT = tl.constexpr(FOUND // 2)
-"""Where in the last part of the scratch memory the columns lie; the logits lie at its beginning."""
-_SPANS_AT_ONCE = tl.constexpr(32)
-_SPANS_IN_TILE = tl.constexpr(32)
-_TILE = tl.constexpr(TILE)
+_AT_ONCE = tl.constexpr(512)
+_STATE = tl.constexpr(STATE)
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_ABOVE_ALL = tl.constexpr(2**63 - 1)
 _PROCESSED_AT_ONCE = 4096
 
 
@@ -48,35 +35,53 @@ def score_tokens(logits: Tensor, tokens: Tensor, width: int) -> tuple[Tensor, Te
 
     The ids beside a row that holds a NaN are the first ones. Widths above 128 are sorted by torch.
     """
+    return score_among(logits, tokens, width, capacity=CAPACITY)
+
+
+def score_among(logits: Tensor, tokens: Tensor, width: int, *, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`score_tokens`; capacity: how many candidates of a row are kept."""
     if width > _WIDEST:
         return logprobs.score_tokens(logits, tokens, width)
     rows, vocab = logits.shape
     chosen = torch.empty(rows, dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, width), dtype=torch.int64, device=logits.device)
     tops = torch.empty((rows, width), dtype=torch.float32, device=logits.device)
-    if rows:
-        assert tokens.is_contiguous()
-        num_spans = num_spans_of(vocab)
-        words = 3 * num_spans + FOUND
-        scratch = summarise(logits, words, sums=SUMS)
-        kernel: Any = score_rows[(rows,)]
+    if not rows:
+        return chosen, ids, tops
+    assert tokens.is_contiguous()
+    num_spans = num_spans_of(vocab)
+    if width:
+        found = find_candidates(logits, (None,) * 6, width=width, capacity=capacity)
+        kernel: Any = list_largest[(rows,)]
         kernel(
             logits,
             logits.stride(0),
             vocab,
             num_spans,
-            scratch,
-            words,
+            found.scratch,
+            found.words,
+            found.capacity,
             tokens,
             chosen,
             ids,
             tops,
             width,
-            LISTS=width > 0,
-            EACH=each_of(logits),
+            num_warps=4,
+            maxnreg=MOST_REGISTERS,
+        )
+    else:
+        scratch = summarise(logits, 2 * num_spans, sums=SUMS)
+        score: Any = score_rows[(rows,)]
+        score(
+            logits,
+            logits.stride(0),
+            num_spans,
+            scratch,
+            2 * num_spans,
+            tokens,
+            chosen,
             BLOCK=triton.next_power_of_2(num_spans),
-            num_warps=8,
-            maxnreg=128,
+            num_warps=4,
         )
     return chosen, ids, tops
 
@@ -92,25 +97,23 @@ def processed_logits(
         return processed
     thresholds = None
     if needs_filter:
-        num_spans = num_spans_of(vocab)
-        words = 3 * num_spans + FOUND
         filters = (temperature, top_k, top_p, min_p)
-        scratch = summarise(logits, words, (*filters, None, None), sums=SUMS_WHERE_FILTERED)
+        found = find_candidates(logits, (*filters, None, None))
         thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
         find: Any = find_thresholds[(rows,)]
         find(
             logits,
             logits.stride(0),
             vocab,
-            num_spans,
-            scratch,
-            words,
+            found.num_spans,
+            found.scratch,
+            found.words,
+            found.capacity,
             *filters,
             thresholds,
-            EACH=each_of(logits),
-            BLOCK=triton.next_power_of_2(num_spans),
+            UNUSED=unused_bits(logits.dtype),
             num_warps=8,
-            maxnreg=128,
+            maxnreg=MOST_REGISTERS,
         )
     blocks = triton.cdiv(vocab, _PROCESSED_AT_ONCE)
     kernel: Any = process_logits[(rows * blocks,)]
@@ -126,28 +129,27 @@ def find_thresholds(
     num_spans,
     scratch,
     words,
+    capacity,
     temperature,
     top_k,
     top_p,
     min_p,
     thresholds,
-    EACH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    UNUSED: tl.constexpr,
 ):
     """One program: the threshold of one row, -inf where nothing is filtered out."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    scratch += row * words
+    state = scratch + row * words + 2 * num_spans
     heat = tl.load(temperature + row)
     k, p, m = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     threshold = tl.full([], -float("inf"), tl.float32)
     if (heat >= _GREEDY) & row_filters(vocab, k, p, m):
-        scaled, sums, _, _ = read_summary(scratch, num_spans, heat, BLOCK)
-        failed = (scaled != scaled) | (sums != sums)
+        peak = tl.load(state + 1)
+        if (peak > -float("inf")) & (peak < float("inf")):
+            threshold, _ = row_threshold(logits + row * stride, vocab, state, capacity, heat, k, p, m, UNUSED)
         # With an infinite logit the reference's threshold for min_p = 0 is inf - inf, and lets everything through.
-        unbounded = (tl.max(scaled, axis=0) == float("inf")) & (m == 0.0)
-        if (tl.max(failed.to(tl.int32), axis=0) == 0) & (unbounded == 0):
-            threshold = filter_threshold(logits, vocab, heat, scratch, num_spans, k, p, m, EACH, BLOCK)
+        elif (peak == float("inf")) & (m != 0.0):
+            threshold = peak
     tl.store(thresholds + row, threshold)
 
 
@@ -166,121 +168,90 @@ def process_logits(logits, stride, vocab, temperature, thresholds, processed, BL
 
 
 @triton.jit
-def score_rows(
-    logits,
-    stride,
-    vocab,
-    num_spans,
-    scratch,
-    words,
-    tokens,
-    chosen,
-    ids,
-    tops,
-    width,
-    LISTS: tl.constexpr,
-    EACH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program: the logprob of one row's token, and the row's `width` largest with theirs if LISTS."""
+def score_rows(logits, stride, num_spans, scratch, words, tokens, chosen, BLOCK: tl.constexpr):
+    """One program: the logprob of one row's token."""
+    row = tl.program_id(0).to(tl.int64)
+    scratch += row * words
+    spans = tl.arange(0, BLOCK)
+    largest = tl.load(scratch + spans, mask=spans < num_spans, other=-float("inf"))
+    sums = tl.load(scratch + num_spans + spans, mask=spans < num_spans, other=0.0)
+    peak = largest_or_nan(largest)
+    log_total = _log_total(peak, tl.sum(tl.exp2((largest - peak) * _LOG2_E) * sums, axis=0))
+    x = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
+    tl.store(chosen + row, (x - peak) - log_total)
+
+
+@triton.jit
+def _log_total(peak, total):
+    # Infinite in either direction: x - peak is a NaN somewhere, and so is every logprob, as in torch.
+    finite = (peak > -float("inf")) & (peak < float("inf"))
+    return tl.where(finite, tl.log(tl.where(finite, total, 1.0)), float("nan"))
+
+
+@triton.jit
+def list_largest(logits, stride, vocab, num_spans, scratch, words, capacity, tokens, chosen, ids, tops, width):
+    """One program: the logprob of one row's token, and the row's `width` largest with theirs."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    scratch += row * words
-    largest, sums, _, _ = read_summary(scratch, num_spans, 1.0, BLOCK)
-    failed = tl.max((sums != sums).to(tl.int32), axis=0) > 0
-    peak = tl.max(largest, axis=0)
-    # Infinite in either direction: x - peak is a NaN somewhere, and so is every logprob, as in torch.
-    finite = (peak > -float("inf")) & (peak < float("inf")) & (failed == 0)
-    total = tl.sum(tl.exp2((largest - peak) * _LOG2_E) * sums, axis=0)
-    log_total = tl.where(finite, tl.log(tl.where(finite, total, 1.0)), float("nan"))
+    state = scratch + row * words + 2 * num_spans
+    ids += row * width
+    tops += row * width
+    peak = tl.load(state + 1)
+    log_total = _log_total(peak, tl.load(state + 2))
     x = tl.load(logits + tl.load(tokens + row)).to(tl.float32)
     tl.store(chosen + row, (x - peak) - log_total)
-    if LISTS:
-        ids += row * width
-        tops += row * width
-        if failed:
-            places = tl.arange(0, _RANKED)
-            tl.store(ids + places, places.to(tl.int64), mask=places < width)
-            tl.store(tops + places, tl.full([_RANKED], float("nan"), tl.float32), mask=places < width)
-        else:
-            least = peak
-            if peak > -float("inf"):
-                least = tl.full([], -float("inf"), tl.float32)
-                if width < vocab:
-                    low = tl.full([], NOTHING_BELOW, tl.int32)
-                    limit = tl.full([], 0.0, tl.float32) + width
-                    least, _listed = smallest_passing(
-                        logits, vocab, 1.0, scratch, num_spans, peak, False, limit, low, EACH, BLOCK
-                    )
-            found = scratch + 3 * num_spans
-            num = _find_largest(logits, vocab, scratch, num_spans, found, least, width, EACH, BLOCK)
-            _store_in_order(found, num, width, peak, log_total, ids, tops)
+    num = tl.load(state + 3).to(tl.int32, bitcast=True)
+    values = state + _STATE
+    columns = (values + capacity).to(tl.pointer_type(tl.int32))
+    if peak != peak:
+        places = tl.arange(0, _RANKED)
+        tl.store(ids + places, places.to(tl.int64), mask=places < width)
+        tl.store(tops + places, tl.full([_RANKED], float("nan"), tl.float32), mask=places < width)
+    elif (num < width) | (num > capacity):
+        _store_one_by_one(logits, None, vocab, width, peak, log_total, ids, tops)
+    elif num > _RANKED:
+        _store_one_by_one(values, columns, num, width, peak, log_total, ids, tops)
+    else:
+        _store_ranked(values, columns, num, width, peak, log_total, ids, tops)
 
 
 @triton.jit
-def _find_largest(logits, vocab, scratch, num_spans, found, least, width, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy the logits from `least` on and their columns to `found`: all if they fit, else those that are ordered first.
-
-    Fewer than `width` are larger than `least`, but any number may be equal to it. Returns how many were copied.
-    """
-    largest, _, spans, inside = read_summary(scratch, num_spans, 1.0, BLOCK)
-    listed = list_spans(inside & (largest >= least), spans, scratch + 2 * num_spans)
-    num = _copy_from(logits, vocab, scratch + 2 * num_spans, listed, least, True, found, EACH)
-    if num > _RANKED:
-        num = _copy_from(logits, vocab, scratch + 2 * num_spans, listed, least, False, found, EACH)
-        tile = tl.full([], 0, tl.int32)
-        while (num < width) & (tile * _SPANS_IN_TILE < num_spans):
-            in_tile = tl.load(scratch + tile * _SPANS_IN_TILE + tl.arange(0, _SPANS_IN_TILE))
-            if tl.max(in_tile, axis=0) >= least:
-                columns = tile * _TILE + tl.arange(0, _TILE)
-                x = tl.load(logits + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-                equal = ((x == least) & (columns < vocab)).to(tl.int32)
-                place = num + tl.cumsum(equal, axis=0) - 1
-                _store_found(found, place, x, columns, (equal > 0) & (place < width))
-                num += tl.sum(equal, axis=0)
-            tile += 1
-        num = tl.minimum(num, width)
-        tl.debug_barrier()
-    return num
+def _keys(values, columns, index, num):
+    """A `rank_key` of each of the values at the indices, below all others where there is none."""
+    inside = index < num
+    x = tl.load(values + index, mask=inside, other=0.0).to(tl.float32)
+    if columns is None:
+        column = index
+    else:
+        column = tl.load(columns + index, mask=inside, other=0)
+    return tl.where(inside, rank_key(x, column), -_ABOVE_ALL)
 
 
 @triton.jit
-def _copy_from(logits, vocab, ids, listed, least, inclusive, found, EACH: tl.constexpr):
-    """Copy logits above `least`, or from it on, as far as there is room; returns how many there are."""
-    tl.debug_barrier()
-    num = tl.full([], 0, tl.int32)
-    for begin in range(0, listed, _SPANS_AT_ONCE):
-        x, columns, valid = read_spans(logits, vocab, 1.0, ids, begin, listed, _SPANS_AT_ONCE, EACH)
-        taken = valid & ((x > least) | (inclusive & (x == least)))
-        taken = tl.reshape(taken, [_SPANS_AT_ONCE * 64]).to(tl.int32)
-        place = num + tl.cumsum(taken, axis=0) - 1
-        x, columns = tl.reshape(x, [_SPANS_AT_ONCE * 64]), tl.reshape(columns, [_SPANS_AT_ONCE * 64])
-        _store_found(found, place, x, columns, (taken > 0) & (place < _RANKED))
-        num += tl.sum(taken, axis=0)
-    tl.debug_barrier()
-    return num
-
-
-@triton.jit
-def _store_found(found, place, x, columns, mask):
-    tl.store(found + place, x, mask=mask)
-    tl.store(found + _IDS_AT + place, columns.to(tl.float32, bitcast=True), mask=mask)
-
-
-@triton.jit
-def _store_in_order(found, num, width, peak, log_total, ids, tops):
-    mine = tl.arange(0, _RANKED)
-    x = tl.load(found + mine, mask=mine < num, other=0.0)
-    column = tl.load(found + _IDS_AT + mine, mask=mine < num, other=0.0).to(tl.int32, bitcast=True)
-    before = tl.zeros([_RANKED, _RANKED_AT_ONCE], tl.int32)
+def _store_ranked(values, columns, num, width, peak, log_total, ids, tops):
+    """The place of each of up to _RANKED values is the number of those before it."""
+    mine = _keys(values, columns, tl.arange(0, _RANKED), num)
+    before = tl.zeros([_RANKED_AT_ONCE, _RANKED], tl.int32)
     for begin in range(0, num, _RANKED_AT_ONCE):
-        index = begin + tl.arange(0, _RANKED_AT_ONCE)
-        other = tl.load(found + index, mask=index < num, other=0.0)
-        its_column = tl.load(found + _IDS_AT + index, mask=index < num, other=0.0).to(tl.int32, bitcast=True)
-        first = (other[None, :] == x[:, None]) & (its_column[None, :] < column[:, None])
-        first = first | (other[None, :] > x[:, None])
-        before += (first & (index < num)[None, :]).to(tl.int32)
-    place = tl.sum(before, axis=1)
-    kept = (mine < num) & (place < width)
+        others = _keys(values, columns, begin + tl.arange(0, _RANKED_AT_ONCE), num)
+        before += (others[:, None] > mine[None, :]).to(tl.int32)
+    place = tl.sum(before, axis=0)
+    x, column = ranked(mine)
+    kept = (tl.arange(0, _RANKED) < num) & (place < width)
     tl.store(ids + place, column.to(tl.int64), mask=kept)
     tl.store(tops + place, (x - peak) - log_total, mask=kept)
+
+
+@triton.jit
+def _store_one_by_one(values, columns, num, width, peak, log_total, ids, tops):
+    """For each place once through the values; only where there are very many like the last of them."""
+    last = tl.full([], _ABOVE_ALL, tl.int64)
+    for place in range(width):
+        best = tl.full([_AT_ONCE], -_ABOVE_ALL, tl.int64)
+        for begin in range(0, num, _AT_ONCE):
+            keys = _keys(values, columns, begin + tl.arange(0, _AT_ONCE), num)
+            best = tl.maximum(best, tl.where(keys < last, keys, -_ABOVE_ALL))
+        last = tl.max(best, axis=0)
+        x, column = ranked(last)
+        tl.store(ids + place, column.to(tl.int64))
+        tl.store(tops + place, (x - peak) - log_total)

@@ -1,4 +1,8 @@
-"""The random numbers of kernels/noise.py as Triton device functions; a launched kernel draws the same integers."""
+"""The random numbers of kernels/noise.py as Triton device functions: the same integers, noise within 1e-5 of theirs.
+
+A draw costs noise for every token, so the noise takes the device's approximate logarithms. A token's noise still
+depends on its seed, position and column only, and every kernel that compares perturbed logits takes it from here.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from kernels import noise
 
 _M1 = tl.constexpr(noise.M1)
 _M2 = tl.constexpr(noise.M2)
-_TWICE_M2 = tl.constexpr(2 * noise.M2)
 _STEP = tl.constexpr(noise.STEP)
 _A = tl.constexpr(noise.A)
 _B = tl.constexpr(noise.B)
+_STEP_INVERSE = tl.constexpr(pow(noise.STEP, -1, 2**32))
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_SERIES_BELOW = tl.constexpr(2.0**-4)
 
 
 @triton.jit
@@ -36,51 +42,64 @@ def row_keys(seed, position, PURPOSE: tl.constexpr):
 
 
 @triton.jit
-def _before_last_product(stepped, key_b):
-    x = (stepped ^ (stepped >> 16)) * _M1 + key_b
-    return x ^ (x >> 15)
-
-
-@triton.jit
 def step_columns(columns, key_a):
-    """Where the hash of each column starts, uint32; what `screen_columns` takes."""
+    """Where the hash of each column starts, uint32."""
     return columns.to(tl.uint32) * _STEP + key_a
 
 
 @triton.jit
-def hash_columns(columns, key_a, key_b):
-    """The 32 hash bits of each column, uint32."""
-    x = _before_last_product(step_columns(columns, key_a), key_b) * _M2
+def unstep_columns(stepped, key_a):
+    """The columns that `step_columns` was given, int32."""
+    return ((stepped - key_a) * tl.full([], _STEP_INVERSE, tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def hash_stepped(stepped, key_b):
+    """The 32 hash bits of each column, uint32, from what `step_columns` gives."""
+    x = (stepped ^ (stepped >> 16)) * _M1 + key_b
+    x = (x ^ (x >> 15)) * _M2
     return x ^ (x >> 16)
 
 
 @triton.jit
-def screen_columns(stepped, OFFSET: tl.constexpr, key_b):
-    """What `screened_bits` makes a lower bound of the low 31 hash bits of, for the columns OFFSET further on; uint32.
+def gumbel(bits, INSTRUCTION: tl.constexpr):
+    """Standard Gumbel noise from hash bits in units of log 2, and 0.5288 lower: `-log2(-log2(1 - u))`, float32.
 
-    The last step of the hash, `x ^= x >> 16`, leaves the upper half of x alone. Twice M2 shifts bit 31 out, so that the
-    smallest of these words belongs to the smallest bound. Four instructions cheaper than the hash.
+    INSTRUCTION: take the logarithms of the device (False in the interpreter). Theirs are off by 2**-22, absolutely
+    between 1/2 and 2 and relatively elsewhere (PTX ISA, lg2.approx). That is too much for -log2(1 - u) where u is
+    small, so it is a polynomial there (of least largest error, relatively 4e-8). The noise, in units of 1, is off by
+    6e-6 at most.
     """
-    return _before_last_product(stepped + (OFFSET * _STEP) % 2**32, key_b) * _TWICE_M2
-
-
-@triton.jit
-def screened_bits(screen):
-    """A lower bound, less than 2**16 too low, of the low 31 hash bits."""
-    return (screen >> 1) & 0x7FFF0000
-
-
-@triton.jit
-def gumbel(bits):
-    """Standard Gumbel noise, float32, from hash bits: `-log(-log1p(-u))`, decreasing in the low 31 bits.
-
-    log1p by log, after Kahan: log(w) is exact enough for the w that 1 - u was rounded to, and u / (1 - w) puts the
-    rounding right.
-    """
-    uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * (2.0**-31)
+    uniform = tl.fma((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32), 2.0**-31, 2.0**-32)
     uniform = tl.minimum(uniform, 1.0 - 2.0**-24)
-    rest = 1.0 - uniform
-    missing = 1.0 - rest
-    tiny = missing == 0.0
-    waiting = -tl.log(rest) * (uniform / tl.where(tiny, 1.0, missing))
-    return -tl.log(tl.where(tiny, uniform, waiting))
+    series = tl.fma(uniform, 0.27588683 * _LOG2_E, 0.33237038 * _LOG2_E)
+    series = tl.fma(series, uniform, 0.50001007 * _LOG2_E)
+    series = tl.fma(series, uniform, 1.0 * _LOG2_E) * uniform
+    waiting = tl.where(uniform < _SERIES_BELOW, series, _minus_log2(1.0 - uniform, INSTRUCTION))
+    return _minus_log2(waiting, INSTRUCTION)
+
+
+@triton.jit
+def perturb_scale(temperature):
+    """What `perturb` multiplies logits by."""
+    return tl.div_rn(_LOG2_E, temperature)
+
+
+@triton.jit
+def perturb(logits, scale, stepped, key_b, INSTRUCTION: tl.constexpr):
+    """Float32 logits over temperature plus the noise of their columns, in the units of `gumbel`.
+
+    Rounded once, by an instruction that no compiler takes apart, so that all kernels get the same bits.
+    """
+    return tl.fma(logits, scale, gumbel(hash_stepped(stepped, key_b), INSTRUCTION))
+
+
+@triton.jit
+def _minus_log2(x, INSTRUCTION: tl.constexpr):
+    if INSTRUCTION:
+        # Triton's minus is a subtraction; this one costs nothing, as part of the instruction that takes the result.
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1; neg.f32 $0, $0;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return -tl.log2(x)

@@ -1,9 +1,8 @@
 """Choosing a token per row without a sort; kernels/sampling.py says what is chosen.
 
-Two launches: sampling_summary.py reads all logits once, then one program for each row finds from the summary the few
-spans where its token can be and reads only those. An unfiltered row of 128k logits looks again at some dozens of spans
-at most: a span can hold the token only if its largest logit with the noise of its smallest hash bits beats a token that
-is there.
+Rows that draw without filters perturb every token in the first pass over the logits (sampling_summary.py), after which
+a small kernel takes the best of each row's chunks. Filters cost two more launches (sampling_candidates.py): then the
+last kernel finds the threshold (sampling_threshold.py) and draws among the candidates.
 """
 
 from __future__ import annotations
@@ -15,31 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.noise import gumbel, hash_columns, row_keys, screened_bits
+from kernels.cuda.noise import perturb, perturb_scale, row_keys, step_columns
+from kernels.cuda.sampling_candidates import CAPACITY, MOST_REGISTERS, STATE, find_candidates
 from kernels.cuda.sampling_summary import (
-    FOUND,
-    NO_SUMS,
-    SUMS_WHERE_FILTERED,
-    TILE,
-    each_of,
-    list_spans,
+    first_best,
+    first_of_largest,
+    largest_or_nan,
+    num_chunks_of,
     num_spans_of,
-    read_spans,
-    read_summary,
     row_filters,
-    span_columns,
     summarise,
 )
-from kernels.cuda.sampling_threshold import filter_threshold
+from kernels.cuda.sampling_threshold import row_threshold, unused_bits
 from kernels.noise import SAMPLE
 from kernels.sampling import GREEDY_TEMPERATURE
 
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
-_TILE = tl.constexpr(TILE)
-_SPANS_IN_TILE = tl.constexpr(32)
-_SPANS_AT_ONCE = tl.constexpr(32)
-_NOISE_SLACK = tl.constexpr(1e-4)
-"""More than rounding can make of the noise of a span's smallest bits."""
+_STATE = tl.constexpr(STATE)
+_AT_ONCE = tl.constexpr(1024)
 _NO_COLUMN = tl.constexpr(0x7FFFFFFF)
 _ADVANCED_AT_ONCE = 128
 
@@ -81,36 +73,57 @@ def sample(
 ) -> Tensor:
     """`kernels.sampling.sample`; the rows must be dense, and may have any stride, and so must be all vectors.
 
-    The noise may differ from the reference's in its last bit, and the sums for top-p in their rounding.
+    A perturbed logit may differ from the reference's by 1e-5 and 1e-6 of itself, and the sums for top-p in rounding.
     """
     if all_greedy:
         return argmax_rows(logits)
+    parameters = (temperature, top_k, top_p, min_p, seeds, positions)
+    return draw(logits, parameters, needs_filter=needs_filter, purpose=purpose)
+
+
+def draw(
+    logits: Tensor,
+    parameters: tuple[Tensor, ...],
+    *,
+    needs_filter: bool,
+    purpose: int = SAMPLE,
+    capacity: int = CAPACITY,
+) -> Tensor:
+    """`sample` where not all are greedy; capacity: how many candidates of a row are kept."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    if rows:
-        num_spans = num_spans_of(vocab)
-        words = 3 * num_spans + (FOUND if needs_filter else 0)
-        sums = SUMS_WHERE_FILTERED if needs_filter else NO_SUMS
-        parameters = (temperature, top_k, top_p, min_p, seeds, positions)
-        scratch = summarise(logits, words, parameters, purpose=purpose, noise=True, sums=sums)
-        kernel: Any = draw_rows[(rows,)]
-        kernel(
-            logits,
-            logits.stride(0),
-            vocab,
-            num_spans,
-            scratch,
-            words,
-            *parameters,
-            tokens,
-            PURPOSE=purpose,
-            FILTER=needs_filter,
-            EACH=each_of(logits),
-            BLOCK=triton.next_power_of_2(num_spans),
-            num_warps=8,
-            # So that two programs fit on a multiprocessor and all of 256 rows run at once.
-            maxnreg=128,
-        )
+    if not rows:
+        return tokens
+    num_spans = num_spans_of(vocab)
+    if needs_filter:
+        found = find_candidates(logits, parameters, purpose=purpose, draws=True, capacity=capacity)
+        scratch, words, capacity = found.scratch, found.words, found.capacity
+    else:
+        words = 2 * num_spans
+        scratch = summarise(logits, words, parameters, purpose=purpose, draws=True)
+    kernel: Any = choose_rows[(rows,)]
+    chunks, _, parts = num_chunks_of(rows, vocab)
+    chunks *= parts
+    kernel(
+        logits,
+        logits.stride(0),
+        vocab,
+        num_spans,
+        chunks,
+        scratch,
+        words,
+        capacity,
+        *parameters,
+        tokens,
+        PURPOSE=purpose,
+        FILTER=needs_filter,
+        UNUSED=unused_bits(logits.dtype),
+        CHUNKS=triton.next_power_of_2(chunks),
+        BLOCK=triton.next_power_of_2(num_spans),
+        INSTRUCTION=logits.is_cuda,
+        num_warps=8 if needs_filter else 4,
+        maxnreg=MOST_REGISTERS,
+    )
     return tokens
 
 
@@ -127,33 +140,31 @@ def advance_rows(last_token, rows, drawn, num, BLOCK: tl.constexpr):
 def take_largest(logits, stride, vocab, num_spans, scratch, words, drawn, BLOCK: tl.constexpr):
     """One program: the argmax of one row."""
     row = tl.program_id(0).to(tl.int64)
-    spans = tl.arange(0, BLOCK)
-    largest = tl.load(scratch + row * words + spans, mask=spans < num_spans, other=-float("inf"))
-    token = tl.full([], -1, tl.int32)
-    if tl.max((largest != largest).to(tl.int32), axis=0) == 0:
-        token = _first_of_largest(logits + row * stride, vocab, largest, spans)
+    token = _largest(logits + row * stride, vocab, num_spans, scratch + row * words, BLOCK)
     tl.store(drawn + row, token)
 
 
 @triton.jit
-def _first_of_largest(logits, vocab, largest, spans):
-    """Lowest column of a row's largest logit, from the largest of each span; none is NaN."""
-    peak = tl.max(largest, axis=0)
-    # Tiles follow one another, spans of a tile do not.
-    tile = tl.min(tl.where(largest == peak, spans, _NO_COLUMN), axis=0) // _SPANS_IN_TILE
-    columns = tile * _TILE + tl.arange(0, _TILE)
-    x = tl.load(logits + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-    return tl.min(tl.where((x == peak) & (columns < vocab), columns, _NO_COLUMN), axis=0)
+def _largest(logits, vocab, num_spans, scratch, BLOCK: tl.constexpr):
+    spans = tl.arange(0, BLOCK)
+    largest = tl.load(scratch + spans, mask=spans < num_spans, other=-float("inf"))
+    token = tl.full([], -1, tl.int32)
+    peak = largest_or_nan(largest)
+    if peak == peak:
+        token = first_of_largest(logits, vocab, largest, spans, peak)
+    return token
 
 
 @triton.jit
-def draw_rows(
+def choose_rows(
     logits,
     stride,
     vocab,
     num_spans,
+    num_chunks,
     scratch,
     words,
+    capacity,
     temperature,
     top_k,
     top_p,
@@ -163,64 +174,80 @@ def draw_rows(
     drawn,
     PURPOSE: tl.constexpr,
     FILTER: tl.constexpr,
-    EACH: tl.constexpr,
+    UNUSED: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    INSTRUCTION: tl.constexpr,
 ):
     """One program: the token of one row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     scratch += row * words
-    ids = scratch + 2 * num_spans
     heat = tl.load(temperature + row)
-    greedy = heat < _GREEDY
-    scaled, seconds, spans, _ = read_summary(scratch, num_spans, tl.where(greedy, 1.0, heat), BLOCK)
-    failed = scaled != scaled
+    filters = False
     if FILTER:
         k, p, m = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-        filters = row_filters(vocab, k, p, m) & (heat >= _GREEDY)
-        failed = failed | (filters & (seconds != seconds))
+        filters = row_filters(vocab, k, p, m)
     token = tl.full([], -1, tl.int32)
-    if tl.max(failed.to(tl.int32), axis=0) == 0:
-        if greedy:
-            token = _first_of_largest(logits, vocab, scaled, spans)
-        else:
+    if heat < _GREEDY:
+        token = _largest(logits, vocab, num_spans, scratch, BLOCK)
+    elif filters:
+        if FILTER:
             key_a, key_b = row_keys(tl.load(seeds + row), tl.load(positions + row), PURPOSE)
-            threshold = tl.full([], -float("inf"), tl.float32)
-            if FILTER:
-                if filters:
-                    threshold = filter_threshold(logits, vocab, heat, scratch, num_spans, k, p, m, EACH, BLOCK)
-                    scaled, seconds, spans, _ = read_summary(scratch, num_spans, heat, BLOCK)
-                    bounds, bound = scaled, threshold
-                else:
-                    bounds, bound = _bounds(logits, vocab, heat, scaled, seconds, spans, key_a, key_b, EACH, BLOCK)
-            else:
-                bounds, bound = _bounds(logits, vocab, heat, scaled, seconds, spans, key_a, key_b, EACH, BLOCK)
-            listed = list_spans((bounds >= bound) & (scaled > -float("inf")), spans, ids)
-            token = _best_of_list(logits, vocab, heat, ids, listed, threshold, key_a, key_b, EACH)
+            token = _draw_filtered(
+                logits, vocab, scratch + 2 * num_spans, capacity, heat, k, p, m, key_a, key_b, UNUSED, INSTRUCTION
+            )
+    else:
+        chunks = tl.arange(0, CHUNKS)
+        inside = chunks < num_chunks
+        best = tl.load(scratch + chunks, mask=inside, other=-float("inf"))
+        column = tl.load(scratch + num_spans + chunks, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+        value, column = first_best(best, tl.where(inside, column, _NO_COLUMN))
+        token = tl.where(value != value, token, column)
     tl.store(drawn + row, token)
 
 
 @triton.jit
-def _bounds(logits, vocab, temperature, scaled, seconds, spans, key_a, key_b, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """Upper bounds of each span's largest perturbed logit, and a perturbed logit that exists."""
-    bounds = scaled + gumbel(screened_bits(seconds.to(tl.uint32, bitcast=True))) + _NOISE_SLACK
-    best = tl.min(tl.where(bounds == tl.max(bounds, axis=0), spans, BLOCK), axis=0)
-    columns = span_columns(best, EACH)
-    x = tl.load(logits + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-    perturbed = tl.div_rn(x, temperature) + gumbel(hash_columns(columns, key_a, key_b))
-    return bounds, tl.max(perturbed, axis=0)
+def _draw_filtered(
+    logits, vocab, state, capacity, temperature, k, p, m, key_a, key_b, UNUSED: tl.constexpr, INSTRUCTION: tl.constexpr
+):
+    peak = tl.load(state + 1)
+    token = tl.full([], -1, tl.int32)
+    if peak == -float("inf"):
+        # Nothing tells the tokens apart.
+        token = tl.full([], 0, tl.int32)
+    elif peak == peak:
+        threshold = peak
+        num = tl.load(state + 3).to(tl.int32, bitcast=True)
+        enough = num <= capacity
+        if peak < float("inf"):
+            threshold, enough = row_threshold(logits, vocab, state, capacity, temperature, k, p, m, UNUSED)
+        if enough:
+            values = state + _STATE
+            columns = (values + capacity).to(tl.pointer_type(tl.int32))
+            token = _draw_from(values, columns, num, threshold, temperature, key_a, key_b, INSTRUCTION)
+        else:
+            token = _draw_from(logits, None, vocab, threshold, temperature, key_a, key_b, INSTRUCTION)
+    return token
 
 
 @triton.jit
-def _best_of_list(logits, vocab, temperature, ids, listed, threshold, key_a, key_b, EACH: tl.constexpr):
-    """Column of the largest perturbed logit among the listed spans' that reach the threshold (ties: the lowest)."""
-    best = tl.full([_SPANS_AT_ONCE, 64], -float("inf"), tl.float32)
-    place = tl.zeros([_SPANS_AT_ONCE, 64], tl.int32)
-    for begin in range(0, listed, _SPANS_AT_ONCE):
-        x, columns, valid = read_spans(logits, vocab, temperature, ids, begin, listed, _SPANS_AT_ONCE, EACH)
-        x = tl.where(valid & (x >= threshold), x, -float("inf")) + gumbel(hash_columns(columns, key_a, key_b))
-        better = (x > best) | ((x == best) & (columns < place))
-        best = tl.where(better, x, best)
-        place = tl.where(better, columns, place)
-    top = tl.max(tl.max(best, axis=1), axis=0)
-    return tl.min(tl.min(tl.where(best == top, place, _NO_COLUMN), axis=1), axis=0)
+def _draw_from(values, columns, num, threshold, temperature, key_a, key_b, INSTRUCTION: tl.constexpr):
+    """Column of the largest perturbed value of those that reach the threshold over the temperature."""
+    scale = perturb_scale(temperature)
+    best = tl.full([_AT_ONCE], -float("inf"), tl.float32)
+    place = tl.full([_AT_ONCE], _NO_COLUMN, tl.int32)
+    for begin in range(0, num, _AT_ONCE):
+        index = begin + tl.arange(0, _AT_ONCE)
+        x = tl.load(values + index, mask=index < num, other=-float("inf")).to(tl.float32)
+        if columns is None:
+            column = index
+        else:
+            column = tl.load(columns + index, mask=index < num, other=0)
+        perturbed = perturb(x, scale, step_columns(column, key_a), key_b, INSTRUCTION)
+        perturbed = tl.where((index < num) & (tl.div_rn(x, temperature) >= threshold), perturbed, -float("inf"))
+        better = (perturbed > best) | ((perturbed == best) & (column < place))
+        best = tl.where(better, perturbed, best)
+        place = tl.where(better, column, place)
+    _, column = first_best(best, place)
+    return column

@@ -83,6 +83,19 @@ def test_flat_rows(spread: float) -> None:
         assert_draws(logits, params, sample(logits, *params.all(), needs_filter=True, all_greedy=False))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_candidates_in_any_order_and_number(dtype: torch.dtype) -> None:
+    """Appended in another order each time, or too many to be kept: the draw is the same."""
+    from kernels.cuda.sampling import draw
+
+    settings = [(0.8, -1, 0.95, 0.0), (1.0, 50, 0.9, 0.0), (0.9, 3000, 0.9, 0.0), (1.0, -1, 1.0, 0.05)]
+    logits, params = _case(32, 128256, dtype, settings, 2.5)
+    drawn = draw(logits, params.all(), needs_filter=True)
+    assert_draws(logits, params, drawn)
+    for capacity in (16384, 16384, 1024, 16):
+        assert torch.equal(draw(logits, params.all(), needs_filter=True, capacity=capacity), drawn)
+
+
 @pytest.mark.parametrize("settings", [(1.0, -1, 1.0, 0.0), (2.0, 3, 1.0, 0.0), (1.0, -1, 0.8, 0.0)])
 def test_distribution(settings: tuple[float, int, float, float]) -> None:
     from kernels.cuda.sampling import sample

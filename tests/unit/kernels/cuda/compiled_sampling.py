@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cuda import logits, logprobs, sampling, sampling_summary
+import torch
+
+from kernels.cuda import logits, logprobs, sampling, sampling_candidates, sampling_summary
+from kernels.cuda.sampling_threshold import unused_bits
 from tests.support.triton_compile import Compiled, compile_kernel
 
 _VECTORS = {
@@ -15,7 +18,16 @@ _VECTORS = {
     "seeds": "*i64",
     "positions": "*i64",
 }
-_SIZES = {"stride": "i32", "vocab": "i32", "num_tiles": "i32", "tiles_each": "i32", "num_spans": "i32", "words": "i32"}
+_SIZES = {
+    "stride": "i32",
+    "vocab": "i32",
+    "num_tiles": "i32",
+    "tiles_each": "i32",
+    "num_spans": "i32",
+    "num_chunks": "i32",
+    "words": "i32",
+    "capacity": "i32",
+}
 
 
 _LOGITS = {
@@ -52,7 +64,7 @@ def _compile(
     """With every argument that is not a constant as in a launch whose sizes, but for counts, are multiples of 16."""
     types = {"logits": f"*{dtype}", "scratch": "*fp32", **_TYPES}
     types = {name: types[name] for name in kernel.arg_names if name not in constants}
-    unaligned = ("num_tiles", "tiles_each", "num_biases", "num_ends", "mask_stride", "width")
+    unaligned = ("num_tiles", "tiles_each", "num_chunks", "num_biases", "num_ends", "mask_stride", "width")
     aligned = tuple(name for name in types if name not in unaligned)
     return compile_kernel(
         kernel, types, constants, capability=capability, num_warps=num_warps, aligned=aligned, options=options
@@ -70,32 +82,52 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
 
 
 def _of_dtype(dtype: str, capability: int) -> list[tuple[str, Compiled]]:
-    each = 8 if dtype == "bf16" else 4
+    each, unused = (8, unused_bits(torch.bfloat16)) if dtype == "bf16" else (4, 0)
     no_vectors = dict.fromkeys(_VECTORS)
-    row = {"EACH": each, "BLOCK": 2048}
+    no_filters = dict.fromkeys(("temperature", "top_k", "top_p", "min_p"))
     one_tile = {"num_tiles": 1, "tiles_each": 1}
-    whole_rows = {"num_warps": 8, "capability": capability, "maxnreg": 128}
+    bound = {"EACH": each, "BLOCK": 2048}
+    most = {"maxnreg": sampling_candidates.MOST_REGISTERS}
+    choose = {"PURPOSE": 0, "UNUSED": unused, "CHUNKS": 64, "BLOCK": 2048, "INSTRUCTION": True}
 
-    def summary(noise: bool, sums: int, more: dict[str, Any]) -> Compiled:
-        constants = {"PURPOSE": 0, "NOISE": noise, "SUM": sums, "EACH": each, **more}
+    def of(kernel: Any, constants: dict[str, Any], num_warps: int, **options: Any) -> Compiled:
+        return _compile(kernel, dtype, constants, num_warps, capability, **options)
+
+    def summary(draws: bool, filters: bool, sums: int, more: dict[str, Any]) -> Compiled:
+        constants = {
+            "PURPOSE": 0,
+            "DRAW": draws,
+            "FILTER": filters,
+            "SUM": sums,
+            "EACH": each,
+            "INSTRUCTION": True,
+            "PARTS": 1,
+        }
         registers = sampling_summary.MOST_REGISTERS if sums else sampling_summary.LEAST_REGISTERS
-        return _compile(sampling_summary.summarise_tiles, dtype, constants, 1, capability, maxnreg=registers)
+        return of(sampling_summary.summarise_tiles, constants | more, 1, maxnreg=registers)
 
     return [
-        ("summary, greedy", summary(False, sampling_summary.NO_SUMS, no_vectors)),
-        ("summary, greedy, one tile", summary(False, sampling_summary.NO_SUMS, no_vectors | one_tile)),
-        ("summary, unfiltered", summary(True, sampling_summary.NO_SUMS, {})),
-        ("summary, mixed", summary(True, sampling_summary.SUMS_WHERE_FILTERED, {})),
-        ("summary, scores", summary(False, sampling_summary.SUMS, no_vectors)),
-        ("argmax", _compile(sampling.take_largest, dtype, {"BLOCK": 2048}, 4, capability)),
-        ("draw, unfiltered", _compile(sampling.draw_rows, dtype, {"PURPOSE": 0, "FILTER": False, **row}, **whole_rows)),
-        ("draw", _compile(sampling.draw_rows, dtype, {"PURPOSE": 0, "FILTER": True, **row}, **whole_rows)),
-        ("thresholds", _compile(logprobs.find_thresholds, dtype, row, **whole_rows)),
-        ("process", _compile(logprobs.process_logits, dtype, {"BLOCK": 4096}, 8, capability)),
-        ("scores", _compile(logprobs.score_rows, dtype, row | {"LISTS": True}, **whole_rows)),
-        ("scores, one wide", _compile(logprobs.score_rows, dtype, row | {"LISTS": True, "width": 1}, **whole_rows)),
-        ("scores, none", _compile(logprobs.score_rows, dtype, row | {"LISTS": False}, **whole_rows)),
-        ("penalise", _compile(logits.penalise_rows, dtype, {"BLOCK": 2048}, 4, capability, enable_fp_fusion=False)),
-        ("edit", _compile(logits.edit_rows, dtype, {"BLOCK": 64, "COMPARED": 32}, 4, capability)),
-        ("mask", _compile(logits.mask_rows, dtype, {"WORDS": 64}, 4, capability)),
+        ("summary, greedy", summary(False, False, sampling_summary.NO_SUMS, no_vectors)),
+        ("summary, greedy, one tile", summary(False, False, sampling_summary.NO_SUMS, no_vectors | one_tile)),
+        ("summary, unfiltered", summary(True, False, sampling_summary.NO_SUMS, {})),
+        ("summary, few rows", summary(True, False, sampling_summary.NO_SUMS, {"PARTS": 4, "tiles_each": 1})),
+        ("summary, mixed", summary(True, True, sampling_summary.SUMS_FOR_TOP_P, {})),
+        (
+            "summary, filtered",
+            summary(False, True, sampling_summary.SUMS_FOR_TOP_P, {"seeds": None, "positions": None}),
+        ),
+        ("summary, scores", summary(False, False, sampling_summary.SUMS, no_vectors)),
+        ("bound", of(sampling_candidates.bound_rows, bound | {"width": None}, 8, **most)),
+        ("bound, scores", of(sampling_candidates.bound_rows, bound | no_filters, 8, **most)),
+        ("collect", of(sampling_candidates.collect_candidates, {"EACH": each}, 1)),
+        ("argmax", of(sampling.take_largest, {"BLOCK": 2048}, 4)),
+        ("choose, unfiltered", of(sampling.choose_rows, choose | {"FILTER": False}, 4, **most)),
+        ("choose", of(sampling.choose_rows, choose | {"FILTER": True}, 8, **most)),
+        ("thresholds", of(logprobs.find_thresholds, {"UNUSED": unused}, 8, **most)),
+        ("process", of(logprobs.process_logits, {"BLOCK": 4096}, 8)),
+        ("scores", of(logprobs.score_rows, {"BLOCK": 2048}, 4)),
+        ("scores, listed", of(logprobs.list_largest, {}, 4, **most)),
+        ("penalise", of(logits.penalise_rows, {"BLOCK": 2048}, 4, enable_fp_fusion=False)),
+        ("edit", of(logits.edit_rows, {"BLOCK": 64, "COMPARED": 32}, 4)),
+        ("mask", of(logits.mask_rows, {"WORDS": 64}, 4)),
     ]

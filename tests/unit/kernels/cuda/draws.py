@@ -67,7 +67,7 @@ def edge_thresholds(scaled: Tensor, params: Parameters) -> tuple[Tensor, Tensor,
 
 
 def assert_draws(logits: Tensor, params: Parameters, drawn: Tensor, *, filtered: bool = True) -> None:
-    """Every drawn token is the best of those that pass: its perturbed logit, in float64, is the largest but for 1e-6.
+    """Every drawn token is the best of those that pass: its perturbed logit, in float64, is the largest but for 1e-5.
 
     Rows without NaN. Which tokens pass may differ by those on the edge of top-p.
     """
@@ -82,8 +82,8 @@ def assert_draws(logits: Tensor, params: Parameters, drawn: Tensor, *, filtered:
     for threshold in edge_thresholds(scaled, params) if filtered else (torch.full_like(scaled[:, 0], -torch.inf),):
         passing = torch.where(greedy | (scaled >= threshold.unsqueeze(1)), perturbed, -torch.inf)
         best = passing.amax(dim=1)
-        # Noise and sum are float32, and so is the rounding of each.
-        slack = 1e-6 * best.abs().clamp(min=4)
+        # The noise may be wrong by 6e-6; the sum is a float32.
+        slack = 1e-5 + 1e-6 * best.abs()
         slack = torch.where(greedy.squeeze(1) | best.isinf(), 0.0, slack)
         fine |= passing.gather(1, tokens).squeeze(1) >= best - slack
     assert bool(fine.all()), (~fine).nonzero().flatten().tolist()

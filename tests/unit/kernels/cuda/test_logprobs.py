@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from kernels import logprobs as reference
-from kernels.cuda.logprobs import processed_logits, score_tokens
+from kernels.cuda.logprobs import processed_logits, score_among, score_tokens
+from kernels.cuda.sampling_candidates import CAPACITY
 from tests.unit.kernels.cuda.draws import Parameters, edge_thresholds, parameters, scaled_logits
 
 INF = torch.inf
 
 
-def _check_scores(logits: Tensor, tokens: Tensor, width: int) -> None:
-    chosen, ids, tops = score_tokens(logits, tokens, width)
+def _check_scores(logits: Tensor, tokens: Tensor, width: int, capacity: int = CAPACITY) -> None:
+    chosen, ids, tops = score_among(logits, tokens, width, capacity=capacity)
     expected, expected_ids, expected_tops = reference.score_tokens(logits, tokens, width)
     assert chosen.dtype == tops.dtype == torch.float32 and ids.dtype == torch.int64
     assert torch.equal(ids, expected_ids)
@@ -32,15 +33,22 @@ def _check_scores(logits: Tensor, tokens: Tensor, width: int) -> None:
         (7, torch.float16, 7),
         (1000, torch.float32, 1),
         (1000, torch.bfloat16, 20),
-        (4099, torch.float32, 128),
+        (300, torch.float32, 128),
         (4099, torch.float16, 5),
     ],
 )
 def test_scores(vocab: int, dtype: torch.dtype, width: int, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(vocab + width)
-    spread = torch.tensor([[0.1], [3.0], [30.0]])
-    logits = (torch.randn(3, vocab, generator=generator) * spread).to(device, dtype)
-    _check_scores(logits, torch.randint(0, vocab, (3,), generator=generator).to(device), width)
+    spread = torch.tensor([[0.1], [30.0]])
+    logits = (torch.randn(2, vocab, generator=generator) * spread).to(device, dtype)
+    _check_scores(logits, torch.randint(0, vocab, (2,), generator=generator).to(device), width)
+
+
+@pytest.mark.parametrize("capacity", [16, 400])
+def test_more_candidates_than_fit(capacity: int, device: torch.device) -> None:
+    logits = torch.randn(2, 2100, generator=torch.Generator().manual_seed(0)).to(device)
+    logits[:, ::7] = 1.0
+    _check_scores(logits, torch.tensor([3, 299], device=device), 3, capacity)
 
 
 def test_widths_that_torch_sorts(device: torch.device) -> None:
@@ -48,8 +56,7 @@ def test_widths_that_torch_sorts(device: torch.device) -> None:
     _check_scores(logits, torch.tensor([3, 299], device=device), 300)
 
 
-@pytest.mark.parametrize("width", [20])
-def test_ties_take_the_lowest_ids(width: int, device: torch.device) -> None:
+def test_ties_take_the_lowest_ids(device: torch.device) -> None:
     coarse = (torch.randn(5, 2200, generator=torch.Generator().manual_seed(1)) * 2).round()
     coarse[1] = 0.0
     coarse[2] = torch.where(torch.arange(2200) % 2 == 0, 0.0, -0.0)
@@ -58,7 +65,7 @@ def test_ties_take_the_lowest_ids(width: int, device: torch.device) -> None:
     coarse[4, :2100] = -5.0
     coarse[4, 2100:] = 4.0
     coarse[4, 2] = 6.0
-    _check_scores(coarse.to(device), torch.tensor([0, 2199, 5, 3, 4], device=device), width)
+    _check_scores(coarse.to(device), torch.tensor([0, 2199, 5, 3, 4], device=device), 5)
 
 
 def test_rows_without_finite_scores(device: torch.device) -> None:
@@ -115,7 +122,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("vocab", "spread"), [(50, 1.0), (1000, 0.05), (1000, 6.0)])
+@pytest.mark.parametrize(("vocab", "spread"), [(600, 0.05), (600, 6.0)])
 def test_processed(vocab: int, spread: float, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(len(SETTINGS), vocab, generator=generator) * spread).to(device)
