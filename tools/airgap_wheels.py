@@ -107,6 +107,13 @@ def engine_requirements(extras: Collection[str], root: Path = ROOT) -> list[Requ
     return [Requirement(line) for line in lines]
 
 
+def check_python(target: Target, root: Path = ROOT) -> None:
+    """Raises BundleError for a Python that the engine does not run on."""
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["requires-python"]
+    if f"{target.python[0]}.{target.python[1]}.0" not in SpecifierSet(wanted):
+        raise BundleError(f"the engine needs Python {wanted}, not {target.python[0]}.{target.python[1]}")
+
+
 def build_requirements(root: Path = ROOT) -> list[Requirement]:
     """What building the engine needs."""
     return [
@@ -270,9 +277,9 @@ def write_bundle_files(folder: Path, extras: Sequence[str]) -> None:
     install = f"""#!/bin/sh
 # Installs {engine} from this folder alone. PYTHON= names the interpreter (of a virtual environment).
 set -eu
-cd "$(dirname "$0")"
-sha256sum --check --quiet SHA256SUMS
-exec "${{PYTHON:-python3}}" -m pip install --no-index --find-links . {shlex.quote(engine)} "$@"
+here=$(cd "$(dirname "$0")" && pwd)
+(cd "$here" && sha256sum --check --quiet SHA256SUMS)
+exec "${{PYTHON:-python3}}" -m pip --isolated install --no-index --find-links "$here" {shlex.quote(engine)} "$@"
 """
     (folder / "install.sh").write_text(install)
     (folder / "install.sh").chmod(0o755)
@@ -316,6 +323,9 @@ def make_bundle(
 ) -> str:
     """Fill an empty folder; returns what to tell the user."""
     roots = engine_requirements(extras)
+    check_python(target)
+    if folder.exists() and not folder.is_dir():
+        raise BundleError(f"{folder} is a file, not a folder")
     if folder.exists() and any(folder.iterdir()):
         raise BundleError(f"{folder} is not empty")
     with tempfile.TemporaryDirectory(prefix="airgap-") as scratch:

@@ -26,6 +26,8 @@ from kernels.cuda.context import NUM_TICKETS, Context
 MIN_SAVED = 4096
 """Keys, over all rows, from which going through shared ones in a launch of their own is worth it."""
 
+MAX_HEAD_DIM = 256
+
 _LOG2E = 1.4426950408889634
 # Splits are cut finer than fills the device only up to so many programs a multiprocessor: most of them find no work.
 _MAX_PROGRAMS = 4
@@ -100,12 +102,14 @@ class PagedAttention:
         num_tokens, num_heads, head_dim = q.shape
         assert kv.stride(4) == 1 and num_heads % kv.shape[3] == 0 and kv.shape[2] == batch.page_size
         assert spec.scale > 0.0 and spec.k_scale > 0.0, "the largest score is taken before the scale"
+        assert head_dim <= MAX_HEAD_DIM, f"heads have at most {MAX_HEAD_DIM} elements here, not {head_dim}"
+        assert batch.kv_lens.is_contiguous() and (spec.sinks is None or spec.sinks.is_contiguous()), "must be dense"
         if q.stride(2) != 1:
             q = q.contiguous()
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
         # Windows leave little of a prefix, and where they begin differs among rows.
         may_share = batch.prefix is not None and spec.window is None
-        plan = self._plan(batch, num_heads // kv.shape[3], q.dtype == torch.float32, may_share)
+        plan = self._plan(batch, num_tokens, num_heads // kv.shape[3], q.dtype == torch.float32, may_share)
         if plan is None:
             return out
         shared_out = shared_lse = None
@@ -122,9 +126,12 @@ class PagedAttention:
             lse.copy_(dense_lse)
         return out
 
-    def _plan(self, batch: AttentionBatch, group: int, is_float32: bool, may_share: bool) -> Plan | None:
+    def _plan(
+        self, batch: AttentionBatch, num_tokens: int, group: int, is_float32: bool, may_share: bool
+    ) -> Plan | None:
         key = ("cuda attention plan", group, is_float32, may_share)
         if key not in batch.memo:
+            assert int(batch.q_lens.sum()) == num_tokens, "the rows' tokens are not those of q"
             batch.memo[key] = make_plan(batch, group, is_float32, self._min_saved if may_share else None)
         plan = batch.memo[key]
         assert plan is None or isinstance(plan, Plan)
@@ -148,6 +155,7 @@ class PagedAttention:
             key = (
                 *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], call.batch.page_size),
                 *(launch.lanes, launch.part, int(call.batch.tree is not None), window or 0),
+                *(int(call.spec.softcap is not None), int(call.spec.sinks is not None), int(call.lse is not None)),
                 *(triton.next_power_of_2(size) for size in (rows, launch.q_len, launch.max_keys)),
             )
             calls = {name: partial(self._run, call, launch, variant) for name, variant in variants.items()}
@@ -272,7 +280,9 @@ def _dense_table(batch: AttentionBatch) -> Tensor:
         return table
     key = "cuda page table"
     known = batch.memo.get(key)
-    if not isinstance(known, Tensor):
+    # A graph must hold the copying itself: it runs again when the table has changed.
+    capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or not isinstance(known, Tensor):
         known = table.contiguous()
         batch.memo[key] = known
     return known

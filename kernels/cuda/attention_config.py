@@ -102,6 +102,11 @@ def draft_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
     if kv_itemsize == 4:
         return {"plain": TileConfig(16, 8, 2, 1, 128, 2048, True)}
     num_warps = 8 if head_dim * kv_itemsize >= 256 else 4
+    if head_dim > 128:
+        return {
+            "even": TileConfig(32, num_warps, 3, 2, 128, 2048, True),
+            "frugal": TileConfig(16, num_warps, 2, 2, 128, 2048, True),
+        }
     return {
         "even": TileConfig(32, num_warps, 3, 2, 128, 2048, True),
         "deep": TileConfig(32, num_warps, 4, 2, 256, 2048, True),
@@ -113,7 +118,11 @@ def prefill_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
     if kv_itemsize == 4:
         return {"plain": TileConfig(16, 8, 2, 1, 512, _UNLIMITED, True)}
     if head_dim > 128:
-        return {"even": TileConfig(32, 8, 3, 1, 512, _UNLIMITED, True)}
+        # The second is for devices with less shared memory than an H100's.
+        return {
+            "even": TileConfig(32, 8, 3, 1, 512, _UNLIMITED, True),
+            "frugal": TileConfig(16, 8, 2, 1, 512, _UNLIMITED, True),
+        }
     return {
         "even": TileConfig(64, 8, 3, 1, 512, _UNLIMITED, True),
         "deep": TileConfig(64, 8, 4, 1, 512, _UNLIMITED, True),

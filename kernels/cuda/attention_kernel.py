@@ -142,6 +142,9 @@ def attend(
     if WINDOW:
         low = tl.maximum(first_position - window + 1, 0)
         full_low = tl.maximum(last_position - window + 1, 0)
+        if TREE:
+            # Among the step's own tokens only the tree decides.
+            low = tl.minimum(low, tl.maximum(before, 0))
 
     first_tile = low // BLOCK_N
     num_tiles = tl.maximum(tl.cdiv(tl.maximum(high, 0), BLOCK_N) - first_tile, 0)

@@ -49,20 +49,21 @@ class Linear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `kernels.linear`."""
         num_tokens, in_dim = x.shape
-        if not 0 < num_tokens <= MAX_TOKENS or x.dtype not in DTYPES:
+        if not 0 < num_tokens <= MAX_TOKENS or not _fit(x, weight, bias):
             return self._torch(x, weight, bias)
         kind = token_class(num_tokens)
         found = self._classes[kind]
-        runs: dict[str, Callable[[], Tensor]] = {
-            name: partial(self._run, config, x, weight, bias) for name, config in found.items()
-        }
-        runs["torch"] = partial(self._torch, x, weight, bias)
-        out_dim = weight.shape[0]
-        key = (kind, out_dim, in_dim, str(x.dtype), "bias" if bias is not None else "plain")
         # Where rows do not start at multiples of 16 numbers, loads are narrow: the kernels are right but slow then.
         aligned = in_dim % 16 == 0 and weight.stride(0) % 16 == 0
-        default = default_name(num_tokens) if aligned else "torch"
-        return runs[self._tuner.choose(self.op, key, runs, default)]()
+        key = (kind, weight.shape[0], in_dim, str(x.dtype), int(bias is not None), int(aligned))
+        name = self._tuner.known(self.op, key)
+        if name is None:
+            runs: dict[str, Callable[[], Tensor]] = {
+                name: partial(self._run, config, x, weight, bias) for name, config in found.items()
+            }
+            runs["torch"] = partial(self._torch, x, weight, bias)
+            name = self._tuner.choose(self.op, key, runs, default_name(num_tokens) if aligned else "torch")
+        return self._torch(x, weight, bias) if name == "torch" else self._run(found[name], x, weight, bias)
 
     def candidates(self, num_tokens: int) -> dict[str, Product]:
         """Every implementation that may be chosen for so many tokens (1 to MAX_TOKENS), by name, to time it."""
@@ -82,6 +83,12 @@ class Linear:
 
     def _torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
+
+
+def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether our kernels take these; torch takes anything."""
+    dense = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.stride(0) == 1)
+    return dense and x.dtype in DTYPES and x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
 
 
 class GatedLinear(Linear):

@@ -23,6 +23,8 @@ def adjust_logits(
     """
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 or vocab == 1
+    tables = (*vars(penalties).values(), *vars(edits).values(), *vars(adjusted).values(), kv_lens)
+    assert all(table.is_contiguous() for table in tables), "tables and indices must be dense"
     num = len(adjusted.penalty_rows)
     if num:
         blocks = triton.cdiv(vocab, _PENALISED_AT_ONCE)
@@ -68,6 +70,7 @@ def mask_logits(logits: Tensor, bitmask: Tensor, rows: Tensor, entries: Tensor) 
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 or vocab == 1
     assert bitmask.stride(1) == 1 or bitmask.shape[1] == 1
+    assert rows.is_contiguous() and entries.is_contiguous(), "indices must be dense"
     num, blocks = len(rows), triton.cdiv(vocab, 32 * _WORDS_AT_ONCE)
     if num:
         kernel: Any = mask_rows[(num * blocks,)]
@@ -106,7 +109,7 @@ def penalise_rows(
     tl.store(logits + columns, x.to(logits.dtype.element_ty), mask=seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_biases", "num_ends"])
 def edit_rows(
     logits,
     stride,

@@ -186,9 +186,17 @@ def rms_rows(
     if FORMAT == "":
         tl.store(out + out_at, normed, mask=mask)
     else:
-        scale = _code_scale(tl.max(tl.abs(normed.to(tl.float32)), axis=1, keep_dims=True), FORMAT)
+        scale = _code_scale(_largest(tl.abs(normed.to(tl.float32)), 1), FORMAT)
         tl.store(out + out_at, _codes(normed, scale, FORMAT, INSTRUCTION), mask=mask)
         tl.store(scales + rows, scale, mask=rows < num_rows)
+
+
+@triton.jit
+def _largest(magnitudes, AXIS: tl.constexpr):
+    """The largest along an axis, which stays; NaN where there is one or an infinity, as then no code says anything."""
+    broken = (magnitudes != magnitudes) | (magnitudes == float("inf"))
+    largest = tl.max(tl.where(broken, 0.0, magnitudes), axis=AXIS, keep_dims=True)
+    return tl.where(tl.max(broken.to(tl.int32), axis=AXIS, keep_dims=True) > 0, float("nan"), largest)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -229,7 +237,7 @@ def rms_long_rows(
             values = _load_sum(x, residual, columns, residual_at + columns, mask)
             normed = weighted(values, scale, tl.load(weight + columns, mask=mask, other=0.0))
             largest = tl.maximum(largest, tl.abs(normed.to(tl.float32)), propagate_nan=tl.PropagateNan.ALL)
-        code_scale = _code_scale(tl.max(largest, axis=0, keep_dims=True), FORMAT)
+        code_scale = _code_scale(_largest(largest, 0), FORMAT)
         tl.store(scales + row + tl.arange(0, 1), code_scale)
     for start in range(0, DIM, BLOCK):
         columns = start + tl.arange(0, BLOCK)

@@ -22,6 +22,7 @@ def gather_pages(page_table: Tensor, rows: Tensor, kv_lens: Tensor, page_size: i
     if out.numel() == 0:
         return out
     assert page_table.stride(1) == 1 and num_columns <= page_table.shape[1]
+    assert all(vector.is_contiguous() for vector in (rows, kv_lens)), "vectors must be dense"
     kernel: Any = gather_page_rows[(num_rows, triton.cdiv(num_columns, BLOCK))]
     kernel(page_table, rows, kv_lens, out, page_table.stride(0), num_columns, PAGE_SIZE=page_size, BLOCK=BLOCK)
     return out
@@ -37,7 +38,7 @@ def page_lists(page_table: Tensor, kv_lens: Tensor, page_size: int, size: int) -
     pages = torch.empty(size, dtype=torch.int32, device=device)
     starts = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int32, device=device)
-    assert width <= 1 or page_table.stride(1) == 1
+    assert (width <= 1 or page_table.stride(1) == 1) and kv_lens.is_contiguous(), "lengths and tables must be dense"
     kernel: Any = list_pages[(num_rows + 1, max(triton.cdiv(width, BLOCK), 1))]
     kernel(
         page_table,
@@ -65,7 +66,7 @@ def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> 
         # A copy needs no arithmetic, and bytes are copied everywhere.
         kv = kv.view(torch.uint8)
     layer, page, half, token, head, element = kv.stride()
-    assert element == 1, "the elements of a head must be dense"
+    assert element == 1 and counts.is_contiguous(), "the elements of a head, and counts, must be dense"
     if head == head_dim or num_heads == 1:
         num_heads, head_dim, head = 1, num_heads * head_dim, 0
     block = min(max(triton.next_power_of_2(num_heads * head_dim), 32), 1024)
@@ -175,7 +176,7 @@ def move_places(
     elements = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = elements < SIZE
     kv += (tl.program_id(0) // BLOCKS).to(tl.int64) * layer_stride
-    kv += elements // HEAD_DIM * head_stride + elements % HEAD_DIM
+    kv += (elements // HEAD_DIM).to(tl.int64) * head_stride + elements % HEAD_DIM
     sources += row * source_row
     targets += row * target_row
     count = tl.load(counts + row).to(tl.int32)

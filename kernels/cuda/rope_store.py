@@ -44,6 +44,8 @@ def rope_store(
     assert q.stride(2) == k.stride(2) == v.stride(2) == kv.stride(4) == 1, "the elements of a head must be dense"
     assert cos_sin_cache.stride(1) == 1 and (num_tokens == 1 or locations.stride(0) == 1)
     assert (positions.dim() == 1) == (style.axes is None)
+    vectors = (style.axes, q_norm, k_norm)
+    assert all(vector is None or vector.is_contiguous() for vector in vectors), "vectors must be dense"
     format = ""
     if kv.dtype.itemsize == 1:
         format, kv = format_of(kv.dtype), kv.view(torch.uint8)
@@ -200,14 +202,16 @@ def _norm_rotate_store(
     wide, other_wide = first.to(tl.float32), second.to(tl.float32)
     turned = (wide * cos - other_wide * sin).to(x.dtype.element_ty)
     other_turned = (other_wide * cos + wide * sin).to(x.dtype.element_ty)
+    # Pages may have their heads outermost.
+    to += heads.to(tl.int64) * to_head
     if INTERLEAVED:
         both = tl.reshape(tl.join(turned, other_turned), [HEADS, 2 * BLOCK])
-        _store(to + heads * to_head + elements, both, scale, both_mask, SCALED, FORMAT, INSTRUCTION)
+        _store(to + elements, both, scale, both_mask, SCALED, FORMAT, INSTRUCTION)
     else:
-        _store(to + heads * to_head + pairs, turned, scale, mask, SCALED, FORMAT, INSTRUCTION)
-        _store(to + heads * to_head + HALF + pairs, other_turned, scale, mask, SCALED, FORMAT, INSTRUCTION)
+        _store(to + pairs, turned, scale, mask, SCALED, FORMAT, INSTRUCTION)
+        _store(to + HALF + pairs, other_turned, scale, mask, SCALED, FORMAT, INSTRUCTION)
     if REST > 0:
-        _store(to + heads * to_head + others, rest, scale, rest_mask, SCALED, FORMAT, INSTRUCTION)
+        _store(to + others, rest, scale, rest_mask, SCALED, FORMAT, INSTRUCTION)
 
 
 @triton.jit(do_not_specialize=["position_axis"])
@@ -320,4 +324,6 @@ def rope_store_heads(
             FORMAT,
             INSTRUCTION,
         )
-        _store(keys + kv_half + heads * kv_head + elements, values, v_scale, mask, SCALED, FORMAT, INSTRUCTION)
+        _store(
+            keys + kv_half + heads.to(tl.int64) * kv_head + elements, values, v_scale, mask, SCALED, FORMAT, INSTRUCTION
+        )

@@ -9,6 +9,10 @@ import torch
 
 FLUSH_FACTOR = 3
 """Between calls so many times the second-level cache is read."""
+MOST_CALLS = 10
+ENOUGH_SECONDS = 1e-3
+"""A graph holds as many calls as take about that long, but no more than MOST_CALLS."""
+REPLAYS = 5
 
 
 class GraphTimer:
@@ -17,10 +21,8 @@ class GraphTimer:
     What the call reads is not in the cache before, as in a step, where weights and pages are too many to stay there.
     """
 
-    def __init__(self, device: torch.device, calls: int = 10, replays: int = 5) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._calls = calls
-        self._replays = replays
         self._flushed: torch.Tensor | None = None
         self._empty_seconds = 0.0
 
@@ -29,31 +31,35 @@ class GraphTimer:
         if self._flushed is None:
             size_bytes = FLUSH_FACTOR * torch.cuda.get_device_properties(self._device).L2_cache_size
             self._flushed = torch.zeros(max(size_bytes, 1 << 20) // 4, dtype=torch.int32, device=self._device)
-            self._empty_seconds = self._replayed(lambda: None)
-        return max(self._replayed(call) - self._empty_seconds, 0.0) / self._calls
-
-    def release(self) -> None:
-        """Give back the memory that flushing takes; the next call takes it again."""
-        self._flushed = None
-
-    def _replayed(self, call: Callable[[], object]) -> float:
+            self._empty_seconds = self._replayed(lambda: None, MOST_CALLS) / MOST_CALLS
         call()
+        once = self._elapsed(call)
+        # Long calls are told apart by few.
+        calls = max(1, min(MOST_CALLS, int(ENOUGH_SECONDS / max(once, 1e-7))))
+        return max(self._replayed(call, calls) / calls - self._empty_seconds, 0.0)
+
+    def _elapsed(self, call: Callable[[], object]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def _replayed(self, call: Callable[[], object], calls: int) -> float:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(self._calls):
-                self._flush()
-                call()
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    self._flush()
+                    call()
+        finally:
+            # A capture that failed leaves its own stream behind.
+            torch.cuda.set_stream(stream)
         graph.replay()
-        seconds = []
-        for _ in range(self._replays):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            seconds.append(begin.elapsed_time(end) / 1e3)
-        return statistics.median(seconds)
+        return statistics.median(self._elapsed(graph.replay) for _ in range(REPLAYS))
 
     def _flush(self) -> None:
         assert self._flushed is not None

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -49,19 +49,25 @@ class Tuner:
         """Name of the candidate of an operation that is fastest for a key; one that raises is left out.
 
         `default` where nothing is remembered and nothing can be measured: amid the capture of a graph, without a
-        device, or if all candidates raise. That is asked again at the next call. Costs a look into a dictionary when
-        known.
+        device, or if all candidates raise. Costs a look into a dictionary when known.
         """
-        name = self._names.get((op, key))
+        name = self.known(op, key)
         if name is not None and name in candidates:
             return name
         if len(candidates) == 1:
             return next(iter(candidates))
         name = self._remembered_or_measured(op, key, candidates)
         if name is None:
+            if self._measures():
+                # Nothing could be measured: it would not be otherwise the next time, and take as long.
+                self._names[op, key] = default
             return default
         self._names[op, key] = name
         return name
+
+    def known(self, op: str, key: Key) -> str | None:
+        """What was chosen before, so that candidates need not be made."""
+        return self._names.get((op, key))
 
     def _remembered_or_measured(self, op: str, key: Key, candidates: Mapping[str, Callable[[], object]]) -> str | None:
         entry = _entry(op, key, candidates)
@@ -109,9 +115,30 @@ def _identity(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)
-    facts = f"{properties.name} {properties.multi_processor_count} {torch.__version__} {triton.__version__}"
+    facts = " ".join(
+        (
+            *(properties.name, str(properties.multi_processor_count)),
+            *(torch.__version__, triton.__version__, _flashinfer_version(), _own_version()),
+        )
+    )
     plain = "".join(char if char.isalnum() else "-" for char in properties.name)
     return f"{plain}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+def _flashinfer_version() -> str:
+    try:
+        return metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _own_version() -> str:
+    """Of the kernels: a name may stand for another configuration after a change."""
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, Path(__file__).parent.parent / "flashinfer"):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _choices_file(directory: Path, identity: str) -> Path | None:
@@ -144,9 +171,10 @@ def _read(file: Path) -> dict[str, str]:
 
 def _write(file: Path, known: Mapping[str, str]) -> None:
     """Whole or not at all: several processes may write, and the last one's choices stay."""
+    written = Path(f"{file}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
-            json.dump(dict(sorted(known.items())), out, indent=0)
-        os.replace(out.name, file)
+        written.write_text(json.dumps(dict(sorted(known.items())), indent=0))
+        os.replace(written, file)
     except OSError as error:
+        written.unlink(missing_ok=True)
         log.warning("event=choices_not_kept file=%s reason=%s", file, error.strerror)

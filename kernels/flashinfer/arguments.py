@@ -45,10 +45,12 @@ class HostRows:
 
 
 def device_rows(batch: AttentionBatch) -> DeviceRows:
-    """Waits for nothing; copies only what is not int32 and dense."""
+    """Waits for nothing; copies only what is not int32 and dense. In a graph that is captured, it copies anew, so that
+    the graph does.
+    """
     key = (__name__, "device_rows")
     known = batch.memo.get(key)
-    if not isinstance(known, DeviceRows):
+    if _capturing(batch) or not isinstance(known, DeviceRows):
         known = DeviceRows(batch.page_table.to(torch.int32).contiguous(), batch.kv_lens.to(torch.int32))
         batch.memo[key] = known
     return known
@@ -70,10 +72,14 @@ def packed_mask(batch: AttentionBatch, q_len: int) -> Tensor:
     """
     key = (__name__, "packed_mask")
     known = batch.memo.get(key)
-    if not isinstance(known, Tensor):
+    if _capturing(batch) or not isinstance(known, Tensor):
         known = _packed_mask(batch, q_len)
         batch.memo[key] = known
     return known
+
+
+def _capturing(batch: AttentionBatch) -> bool:
+    return batch.kv_lens.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _host_rows(batch: AttentionBatch, page_lists: PageLists) -> HostRows:

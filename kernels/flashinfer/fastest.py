@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,10 +15,13 @@ from torch import Tensor
 from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cuda.attention import PagedAttention
 from kernels.cuda.context import Context
+from kernels.cuda.pages import page_lists
 from kernels.flashinfer.library import FlashInfer
 from kernels.flashinfer.planned import PlannedPrefill
 from kernels.flashinfer.takes import Takes
 from kernels.flashinfer.xqa import XqaDecode
+
+log = logging.getLogger(__name__)
 
 OWN = "triton"
 """Takes everything, and is what runs where nothing could be measured."""
@@ -43,10 +47,15 @@ class FastestAttention:
     """
 
     def __init__(self, context: Context, library: FlashInfer | None = None) -> None:
-        """library: stands in for the module flashinfer. Raises ValueError where there is none."""
+        """library: stands in for the module flashinfer. Where that cannot be imported, only our own kernel is left."""
         self._tuner = context.tuner
         self._own = PagedAttention(context)
-        self._others: dict[str, _Wrapped] = {"flashinfer prefill": PlannedPrefill(context, library)}
+        self._others: dict[str, _Wrapped] = {}
+        try:
+            self._others["flashinfer prefill"] = PlannedPrefill(context, library, page_lists)
+        except ValueError as error:
+            log.warning("event=flashinfer_unusable effect=attention is left to our own kernels reason=%s", error)
+            return
         # Not every device has it.
         with suppress(ValueError):
             self._others["flashinfer XQA"] = XqaDecode(context, library)
@@ -63,13 +72,17 @@ class FastestAttention:
         return attend(q, kv, batch, spec, lse)
 
     def _choose(self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None) -> str:
-        able = {} if batch.prefix is not None else self._able(q, kv, batch, spec, lse)
+        shares = batch.prefix is not None and bool(batch.prefix.lens.any())
+        able = {} if shares else self._able(q, kv, batch, spec, lse)
         calls: dict[str, Callable[[], object]] = {
             name: partial(attend, q, kv, batch, spec, lse) for name, attend in able.items()
         }
         calls[OWN] = partial(self._own, q, kv, batch, spec, lse)
         longest = int(batch.q_lens.max(initial=0))
-        kinds = (spec.window or 0, spec.softcap is not None, spec.sinks is not None, batch.tree is not None)
+        kinds = (
+            *(spec.window or 0, spec.softcap is not None, spec.sinks is not None),
+            *(batch.tree is not None, lse is not None),
+        )
         sizes = (len(batch.q_lens), len(q), longest, batch.max_kv_len)
         key = (
             *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], batch.page_size),

@@ -29,8 +29,10 @@ def flashinfer() -> FlashInfer:
     """The module; seconds at the first call. Raises ValueError where it is not installed."""
     try:
         return cast(FlashInfer, importlib.import_module("flashinfer"))
-    except ImportError as e:
+    except ModuleNotFoundError as e:
         raise ValueError(f"FlashInfer cannot be imported ({e}): pip install 'engine-serve[cuda]'") from e
+    except Exception as e:
+        raise ValueError(f"FlashInfer is installed, but fails when it is imported: {type(e).__name__}: {e}") from e
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -39,6 +39,8 @@ class Takes:
     """The same where the layer has a window."""
     max_group: int | None = None
     """Query heads per head of keys and values; None: any."""
+    aligned_heads: bool = False
+    """Heads in pages begin at multiples of head_dim."""
 
     def refusal(
         self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None
@@ -58,6 +60,8 @@ class Takes:
             return f"pages of {batch.page_size} tokens"
         if q.shape[2] not in self.head_dims:
             return f"a head_dim of {q.shape[2]}"
+        if kv.stride(4) != 1 or (self.aligned_heads and any(stride % q.shape[2] for stride in kv.stride()[:4])):
+            return f"pages whose heads are not dense or not at multiples of head_dim: strides {kv.stride()}"
         if self.max_group is not None and group > self.max_group:
             return f"{group} query heads per head of keys"
         if not self.ragged and uniform is None:

@@ -41,6 +41,7 @@ class XqaDecode:
         max_q_len=32,
         windowed_q_len=1,
         max_group=32,
+        aligned_heads=True,
     )
 
     def __init__(self, context: Context, library: FlashInfer | None = None) -> None:
@@ -62,13 +63,11 @@ class XqaDecode:
         if num_tokens == 0:
             return torch.empty_like(q)
         self.takes.check("XQA", q, kv, batch, spec, lse)
+        assert num_heads <= _MAX_HEADS
         q_len = uniform_q_len(batch)
         assert q_len is not None
         num_kv_heads = kv.shape[3]
         rows = num_tokens // q_len
-        if kv.stride(4) != 1 or any(stride % head_dim for stride in kv.stride()[:4]):
-            raise ValueError(f"XQA wants pages of dense heads, at multiples of head_dim: strides {kv.stride()}")
-        assert num_heads <= _MAX_HEADS
         on_device = device_rows(batch)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         sinks = spec.sinks

@@ -98,7 +98,7 @@ class EagerForward:
         token_table = table if row_of_token is None else table[row_of_token]
         pages = token_table.gather(1, columns)[:, 0]
         locations = pages * page_size + positions % page_size
-        batch = AttentionBatch(plan.q_lens, kv_lens, max_kv_len, table, page_size)
+        batch = AttentionBatch(plan.q_lens, kv_lens, max_kv_len, table, page_size, host_kv_lens=plan.kv_lens)
         return self._decoder.forward(tokens, positions, batch, locations, self._kv)
 
 

@@ -138,12 +138,15 @@ def test_without_a_network(index: Path, bundle: Path, monkeypatch: pytest.Monkey
         (("3.12", "win_amd64"), "unknown platform 'win_amd64'"),
         (("3.12", "x86_64", "OUT", "--extra", "nothing"), "the engine has no extra 'nothing'; it has: cuda, test"),
         (("3.12", "x86_64", "FULL"), "is not empty"),
+        (("3.12", "x86_64", "FILE"), "is a file, not a folder"),
+        (("3.9", "x86_64", "OUT"), "the engine needs Python >=3.11, not 3.9"),
     ),
 )
 def test_errors(arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL/file").touch()
-    places = {"OUT": str(tmp_path / "OUT"), "FULL": str(tmp_path / "FULL")}
+    (tmp_path / "FILE").touch()
+    places = {name: str(tmp_path / name) for name in ("OUT", "FULL", "FILE")}
     assert main([places.get(argument, argument) for argument in arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("airgap_wheels: ") and said in error
@@ -213,10 +216,13 @@ def test_a_bundle_installs_and_serves_without_a_network(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     link(venv, closure(LEFT_OUT) - there)
-    offline = {**os.environ, "PYTHON": str(venv / "bin/python"), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    # As the tool says it: from beside the folder, by a relative path.
+    offline = {**os.environ, "PYTHON": "venv/bin/python", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
     for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PYTHONPATH"):
         offline.pop(name, None)
-    installed = subprocess.run([bundle / "install.sh"], env=offline, capture_output=True, text=True, check=False)
+    installed = subprocess.run(
+        ["bundle/install.sh"], env=offline, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert installed.returncode == 0, installed.stdout + installed.stderr
     code = "import msgspec, zmq, uvloop, aiohttp, engine; import engine.cli.serve; print(engine.__file__)"
     ran = subprocess.run(

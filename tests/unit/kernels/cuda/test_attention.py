@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, AttentionSpec
+from kernels.attention import AttentionBatch, AttentionSpec, TreeMask
 from kernels.cuda.attention import PagedAttention
 from kernels.cuda.context import Context, make_context
 from kernels.cuda.tuning import Key, Tuner
@@ -105,6 +105,16 @@ def test_scores(spec: AttentionSpec, splits: int | None, device: torch.device, c
 def test_trees(window: int | None, splits: int | None, device: torch.device, context: Context) -> None:
     case = make_case([(5, 40), (3, 3), (0, 0), (7, 90), (1, 12)], tree=True, device=device)
     _check(case, context, AttentionSpec(0.3, window), splits)
+
+
+def test_a_chain_longer_than_the_window(device: torch.device, context: Context) -> None:
+    """Among a step's own tokens the tree alone decides, however far apart they are."""
+    case = make_case([(40, 60)], heads=(4, 1), tree=True, device=device)
+    assert case.batch.tree is not None
+    chain = TreeMask(
+        torch.ones_like(case.batch.tree.visible).tril(), torch.arange(40, dtype=torch.int32, device=device)
+    )
+    _check(replace(case, batch=replace(case.batch, tree=chain)), context, AttentionSpec(0.3, 2))
 
 
 @pytest.mark.parametrize(("splits", "tree"), [(None, False), (None, True), (2, False)])

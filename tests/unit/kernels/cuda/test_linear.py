@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear as reference
@@ -211,3 +212,12 @@ def test_parts_are_worth_their_sum() -> None:
     assert tile.parts(2004, 4096) == 1
     assert tile.parts(16, 1024) == 2
     assert tile.parts(1, 32) == 1
+
+
+def test_what_the_kernels_do_not_take_is_for_torch(device: torch.device) -> None:
+    context, picker = picking(device)
+    product = Linear(context)
+    wide = torch.randn(3, 96, device=device).half()
+    x, weight = wide[:, ::2], torch.randn(20, 48, device=device).half()
+    torch.testing.assert_close(product(x, weight, None), F.linear(x, weight))
+    assert not picker.asked

@@ -133,3 +133,15 @@ def test_nothing(device: torch.device) -> None:
     assert [part.shape for part in add_rms_norm(x, x, weight, EPS)] == [(0, 24)] * 2
     codes, scales = rms_norm_quantised(x, weight, EPS, torch.int8)
     assert codes.shape == (0, 24) and codes.dtype == torch.int8 and scales.shape == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dim", [96, 20480])
+def test_codes_of_what_is_not_finite(dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Such a row's codes say nothing: its scale is a NaN, and the rows beside it are as ever."""
+    x = torch.randn(3, dim, generator=torch.Generator().manual_seed(7)).to(device)
+    x[1, 5] = torch.inf
+    weight = torch.ones(dim, device=device)
+    scales = rms_norm_quantised(x, weight, EPS, dtype)[1]
+    expected = reference.rms_norm_quantised(x, weight, EPS, dtype)[1]
+    assert scales.isnan().tolist() == expected.isnan().tolist() == [[False], [True], [False]]

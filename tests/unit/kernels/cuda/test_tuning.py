@@ -62,7 +62,8 @@ def test_what_is_kept_serves_without_a_timer(tmp_path: Path) -> None:
 def test_all_broken_gives_the_default() -> None:
     clock = Clock()
     tuner = Tuner(CPU, None, clock)
-    assert tuner.choose("op", (), {"a": _broken, "b": _broken}, "a") == "a"
+    for _ in range(3):
+        assert tuner.choose("op", (), {"a": _broken, "b": _broken}, "a") == "a"
     assert clock.measured == 2
 
 
