@@ -1,6 +1,6 @@
 """Time of every kernel on a CUDA device, beside the alternatives and the bound by bytes and operations.
 
-python tools/bench_kernels.py [--ops linear attention] [--models 8B] [--batches 1 32] [--all-configs] [--json FILE]
+PYTHONPATH=. python tools/bench_kernels.py [--ops linear attention] [--models 8B] [--batches 1 32] [--json FILE]
 
 Times are of calls inside a CUDA graph, each with inputs of its own, together three times the size of the second-level
 cache. The bound is the larger of the fewest bytes over the rate of a copy and the operations over the rate of a large
