@@ -221,6 +221,14 @@ def collect(
     raise BundleError("the versions do not settle: pin some with --constraint")
 
 
+def not_asked_for(names: Collection[str], roots: Sequence[Requirement], folder: Path) -> list[str]:
+    """Those of the names that neither the roots nor any wheel of the folder mentions."""
+    asked = {canonicalize_name(requirement.name) for requirement in roots}
+    for _, _, wheel in wheels_in(folder):
+        asked |= {canonicalize_name(requirement.name) for requirement in wheel_requirements(wheel)}
+    return [name for name in names if canonicalize_name(name) not in asked]
+
+
 @dataclass(frozen=True)
 class Engine:
     """The engine's own package, a wheel or a source distribution."""
@@ -335,6 +343,7 @@ def make_bundle(
         if engine.is_source:
             roots += build_requirements()
         collect(roots, target, wheels, {canonicalize_name(name) for name in without}, constraints)
+        slips = not_asked_for(without, roots, wheels)
         shutil.copy(engine.path, wheels)
         write_bundle_files(wheels, extras)
         shutil.copytree(wheels, folder, dirs_exist_ok=True)
@@ -344,6 +353,8 @@ def make_bundle(
     lines.append(f"engine: {engine.remark}")
     if without:
         lines.append(f"left out, the target has to have them: {', '.join(without)} and what only they need")
+    if slips:
+        lines.append(f"nothing asked for {', '.join(slips)}: a slip, or what only others left out need")
     lines.append(f"carry {folder} over, then there: PYTHON=.venv/bin/python {folder.name}/install.sh")
     return "\n".join(lines)
 

@@ -17,7 +17,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tools import airgap_wheels
-from tools.airgap_wheels import BundleError, Target, build_engine, collect, glibc_needed, main, parse_target
+from tools.airgap_wheels import (
+    BundleError,
+    Target,
+    build_engine,
+    collect,
+    glibc_needed,
+    main,
+    not_asked_for,
+    parse_target,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGET = Target((3, 12), "x86_64", (2, 28))
@@ -86,6 +95,14 @@ def test_what_only_a_package_left_out_needs_is_left_out(index: Path, bundle: Pat
     wheel(index, "shared")
     # There is no heavy at all: it is not even asked for.
     assert set(collect([Requirement("root")], TARGET, bundle, {"heavy"})) == {"root", "shared"}
+
+
+def test_names_left_out_that_nothing_asked_for(index: Path, bundle: Path) -> None:
+    wheel(index, "root", requires=("Heavy_One", "shared"))
+    wheel(index, "shared")
+    roots = [Requirement("root"), Requirement("light")]
+    collect(roots, TARGET, bundle, {"heavy-one", "light"})
+    assert not_asked_for(["heavy.one", "light", "haevy"], roots, bundle) == ["haevy"]
 
 
 def test_the_targets_wheel_is_taken(index: Path, bundle: Path) -> None:
