@@ -21,7 +21,7 @@ from kernels.cuda.attention_config import (
 )
 from kernels.cuda.attention_kernel import REST, SHARED, attend
 from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, Plan, make_plan
-from kernels.cuda.context import NUM_TICKETS, Context
+from kernels.cuda.context import NUM_TICKETS, Context, is_capturing
 
 MIN_SAVED = 4096
 """Keys, over all rows, from which going through shared ones in a launch of their own is worth it."""
@@ -135,7 +135,7 @@ class PagedAttention:
             batch.memo[key] = make_plan(batch, group, is_float32, self._min_saved if may_share else None)
         plan = batch.memo[key]
         assert plan is None or isinstance(plan, Plan)
-        if plan is not None and plan.has_lists and batch.kv_lens.is_cuda and torch.cuda.is_current_stream_capturing():
+        if plan is not None and plan.has_lists and is_capturing(batch.kv_lens.device):
             self._plans_of_graphs.append(plan)
         return plan
 
@@ -281,8 +281,7 @@ def _dense_table(batch: AttentionBatch) -> Tensor:
     key = "cuda page table"
     known = batch.memo.get(key)
     # A graph must hold the copying itself: it runs again when the table has changed.
-    capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or not isinstance(known, Tensor):
+    if is_capturing(table.device) or not isinstance(known, Tensor):
         known = table.contiguous()
         batch.memo[key] = known
     return known

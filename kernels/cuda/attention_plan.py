@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, SharedPrefix
 from kernels.cuda.attention_kernel import LIST_COLUMNS, REST, SHARED, WHOLE
+from kernels.cuda.context import is_capturing
 
 DECODE, DRAFT, PREFILL = 0, 1, 2
 """Kinds of tiles: for single tokens, for a few drafted ones, for prompts."""
@@ -90,7 +91,7 @@ def make_plan(batch: AttentionBatch, group: int, is_float32: bool, min_saved: in
     part = WHOLE if borders is None else REST
     drafts += _lists((rows, starts, q_lens, own_borders), group, is_float32, part, batch.max_kv_len)
     host = np.concatenate([entries for _, entries in drafts])
-    if batch.kv_lens.is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_capturing(batch.kv_lens.device):
         raise RuntimeError("a batch of rows that differ in length must run once before it is captured in a graph")
     device = torch.from_numpy(host).to(batch.kv_lens.device, non_blocking=True)
     pieces = device.split([len(entries) for _, entries in drafts])

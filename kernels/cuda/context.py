@@ -23,6 +23,11 @@ class Context:
     """int32 `[NUM_TICKETS]` on the device: a kernel that counts in them finds zeros and leaves zeros."""
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes part of a CUDA graph, to run again later on whatever is there then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def make_context(device: torch.device, tuner: Tuner) -> Context:
     """A context with counters of its own."""
     return Context(device, tuner, torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device))

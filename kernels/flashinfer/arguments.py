@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.cuda.context import is_capturing
 
 PageLists = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
 """The signature of `kernels.pages.page_lists`."""
@@ -50,7 +51,7 @@ def device_rows(batch: AttentionBatch) -> DeviceRows:
     """
     key = (__name__, "device_rows")
     known = batch.memo.get(key)
-    if _capturing(batch) or not isinstance(known, DeviceRows):
+    if is_capturing(batch.kv_lens.device) or not isinstance(known, DeviceRows):
         known = DeviceRows(batch.page_table.to(torch.int32).contiguous(), batch.kv_lens.to(torch.int32))
         batch.memo[key] = known
     return known
@@ -72,14 +73,10 @@ def packed_mask(batch: AttentionBatch, q_len: int) -> Tensor:
     """
     key = (__name__, "packed_mask")
     known = batch.memo.get(key)
-    if _capturing(batch) or not isinstance(known, Tensor):
+    if is_capturing(batch.kv_lens.device) or not isinstance(known, Tensor):
         known = _packed_mask(batch, q_len)
         batch.memo[key] = known
     return known
-
-
-def _capturing(batch: AttentionBatch) -> bool:
-    return batch.kv_lens.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _host_rows(batch: AttentionBatch, page_lists: PageLists) -> HostRows:

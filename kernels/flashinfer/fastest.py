@@ -8,13 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-import torch
 import triton
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.cuda.attention import PagedAttention
-from kernels.cuda.context import Context
+from kernels.cuda.context import Context, is_capturing
 from kernels.cuda.pages import page_lists
 from kernels.flashinfer.library import FlashInfer
 from kernels.flashinfer.planned import PlannedPrefill
@@ -95,7 +94,7 @@ class FastestAttention:
         self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None
     ) -> dict[str, _Wrapped]:
         may_plan = batch.host_kv_lens is not None and int(batch.q_lens.max(initial=0)) >= PLANNED_FROM
-        capturing = q.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        capturing = is_capturing(q.device)
         return {
             name: attend
             for name, attend in self._others.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,23 @@ class PlanKey:
     softcap: float | None
     q_dtype: torch.dtype
     kv_dtype: torch.dtype
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """As `plan` takes them."""
+        return self.num_heads, self.num_kv_heads, self.head_dim, self.page_size
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The rest of it, by `plan`'s names."""
+        return {
+            "sm_scale": self.scale,
+            # FlashInfer counts the tokens seen before the query itself, -1 for all.
+            "window_left": -1 if self.window is None else self.window - 1,
+            "logits_soft_cap": self.softcap,
+            "q_data_type": self.q_dtype,
+            "kv_data_type": self.kv_dtype,
+        }
 
 
 @dataclass(eq=False)
@@ -87,13 +105,18 @@ class _Plans:
         return slots[-1]
 
 
-class _PlannedAttention:
+class _PlannedAttention(ABC):
     """What both have in common. `takes` and `name` are theirs."""
 
     name: str
     takes: Takes
 
-    def __init__(self, context: Context, library: FlashInfer | None, page_lists: PageLists) -> None:
+    def __init__(
+        self, context: Context, library: FlashInfer | None = None, page_lists: PageLists = torch_page_lists
+    ) -> None:
+        """library: stands in for the module; page_lists: an implementation of `kernels.pages.page_lists`. Raises
+        ValueError where FlashInfer is not installed.
+        """
         self._library = library or flashinfer()
         self._page_lists = page_lists
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=context.device)
@@ -148,11 +171,13 @@ class _PlannedAttention:
             lse.copy_(own_lse)
         return out
 
+    @abstractmethod
     def _make(self, key: PlanKey) -> Planned:
-        raise NotImplementedError
+        """A wrapper object without a plan."""
 
+    @abstractmethod
     def _plan(self, wrapper: Planned, key: PlanKey, batch: AttentionBatch) -> None:
-        raise NotImplementedError
+        """Give a wrapper object the plan of a step."""
 
 
 class PlannedPrefill(_PlannedAttention):
@@ -173,17 +198,9 @@ class PlannedPrefill(_PlannedAttention):
         softcap=True,
     )
 
-    def __init__(
-        self, context: Context, library: FlashInfer | None = None, page_lists: PageLists = torch_page_lists
-    ) -> None:
-        """library: stands in for the module; page_lists: an implementation of `kernels.pages.page_lists`. Raises
-        ValueError where FlashInfer is not installed.
-        """
-        super().__init__(context, library, page_lists)
-        self._on_hopper = capability(context.device)[0] == _HOPPER
-
     def _make(self, key: PlanKey) -> Planned:
-        backend = "fa3" if self._on_hopper and key.kv_dtype == key.q_dtype else "fa2"
+        on_hopper = capability(self._workspace.device)[0] == _HOPPER
+        backend = "fa3" if on_hopper and key.kv_dtype == key.q_dtype else "fa2"
         return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=backend)
 
     def _plan(self, wrapper: Planned, key: PlanKey, batch: AttentionBatch) -> None:
@@ -193,16 +210,9 @@ class PlannedPrefill(_PlannedAttention):
             rows.page_starts,
             rows.pages,
             rows.last_page_lens,
-            key.num_heads,
-            key.num_kv_heads,
-            key.head_dim,
-            key.page_size,
+            *key.sizes,
             causal=True,
-            sm_scale=key.scale,
-            window_left=_window_left(key.window),
-            logits_soft_cap=key.softcap,
-            q_data_type=key.q_dtype,
-            kv_data_type=key.kv_dtype,
+            **key.options,
         )
 
 
@@ -210,24 +220,7 @@ class PlannedDecode(_PlannedAttention):
     """`paged_attention` for rows that add one token each, by fa2 on tensor cores. For windows see PlannedPrefill."""
 
     name = "FlashInfer's decode"
-    takes = Takes(
-        page_sizes=None,
-        ragged=False,
-        masks=frozenset({CAUSAL}),
-        lse=True,
-        kv_dtypes=frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}),
-        head_dims=frozenset({64, 128, 256}),
-        needs_host_lengths=True,
-        cuda_graph=False,
-        softcap=True,
-        max_q_len=1,
-    )
-
-    def __init__(
-        self, context: Context, library: FlashInfer | None = None, page_lists: PageLists = torch_page_lists
-    ) -> None:
-        """As of PlannedPrefill."""
-        super().__init__(context, library, page_lists)
+    takes = replace(PlannedPrefill.takes, ragged=False, max_q_len=1)
 
     def _make(self, key: PlanKey) -> Planned:
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
@@ -240,18 +233,6 @@ class PlannedDecode(_PlannedAttention):
             rows.page_starts,
             rows.pages,
             rows.last_page_lens,
-            key.num_heads,
-            key.num_kv_heads,
-            key.head_dim,
-            key.page_size,
-            sm_scale=key.scale,
-            window_left=_window_left(key.window),
-            logits_soft_cap=key.softcap,
-            q_data_type=key.q_dtype,
-            kv_data_type=key.kv_dtype,
+            *key.sizes,
+            **key.options,
         )
-
-
-def _window_left(window: int | None) -> int:
-    """FlashInfer counts the tokens seen before the query itself, -1 for all."""
-    return -1 if window is None else window - 1

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tools.kernel_bench.measure import Call, Ceilings, time_calls
+
+
+def calls_of(function: Callable[..., object], inputs: Iterable[tuple]) -> list[Call]:
+    """The same call on each of some sets of arguments."""
+    return [partial(function, *own) for own in inputs]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cuda.timing import elapsed, time_graph
+
 Call = Callable[[], object]
 
 REPLAYS = 7
@@ -28,36 +30,13 @@ def time_calls(calls: Sequence[Call]) -> float:
     """
     for call in calls:
         call()
-    torch.cuda.synchronize()
     rounds = -(-LEAST_CALLS // len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for call in calls:
-                call()
-    graph.replay()
-    seconds = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(seconds) / (rounds * len(calls))
+    return time_graph([*calls] * rounds, REPLAYS) / (rounds * len(calls))
 
 
 def _time_eagerly(call: Call) -> float:
     """Seconds of a long call outside a graph, where a copy is a kernel; in a graph it is left to slower engines."""
-    seconds = []
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(seconds[2:])
+    return statistics.median([elapsed(call) for _ in range(10)][2:])
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from kernels import activation, linear, norm, pages, rope_store
 from kernels.dispatch import KernelSet
-from tools.kernel_bench.case import Case
-from tools.kernel_bench.measure import Call, copies_past_cache
+from tools.kernel_bench.case import Case, calls_of
+from tools.kernel_bench.measure import copies_past_cache
 from tools.kernel_bench.shapes import Shape
 
 DTYPE = torch.bfloat16
 EPS = 1e-6
 PAGE_SIZE = 64
-
-
-def _calls(function: Callable[..., object], inputs: list[tuple]) -> list[Call]:
-    return [lambda own=own: function(*own) for own in inputs]
 
 
 def _random(*shape: int) -> Tensor:
@@ -32,15 +28,15 @@ def norm_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     weight = torch.ones(shape.hidden, device="cuda", dtype=DTYPE)
     inputs = [(_random(batch, shape.hidden), _random(batch, shape.hidden), weight, EPS) for _ in range(copies)]
     what = f"{batch} x {shape.hidden}"
-    ways = {"engine": _calls(kernels.add_rms_norm, inputs), "torch": _calls(norm.add_rms_norm, inputs)}
+    ways = {"engine": calls_of(kernels.add_rms_norm, inputs), "torch": calls_of(norm.add_rms_norm, inputs)}
     yield Case("add_rms_norm", shape.name, what, 4 * size, 0, ways)
     alone = [(x, weight, EPS) for x, *_ in inputs]
-    ways = {"engine": _calls(kernels.rms_norm, alone), "torch": _calls(norm.rms_norm, alone)}
+    ways = {"engine": calls_of(kernels.rms_norm, alone), "torch": calls_of(norm.rms_norm, alone)}
     yield Case("rms_norm", shape.name, what, 2 * size, 0, ways)
     eight_bits = [(*own, torch.float8_e4m3fn) for own in inputs]
     ways = {
-        "engine": _calls(kernels.add_rms_norm_quantised, eight_bits),
-        "torch": _calls(norm.add_rms_norm_quantised, eight_bits),
+        "engine": calls_of(kernels.add_rms_norm_quantised, eight_bits),
+        "torch": calls_of(norm.add_rms_norm_quantised, eight_bits),
     }
     yield Case("add_rms_norm_quantised", shape.name, what, 3 * size + size // 2, 0, ways)
 
@@ -48,7 +44,7 @@ def norm_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
 def gate_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     size = 2 * batch * shape.inner
     inputs = [(_random(batch, 2 * shape.inner),) for _ in range(copies_past_cache(3 * size))]
-    ways = {"engine": _calls(kernels.silu_and_mul, inputs), "torch": _calls(activation.silu_and_mul, inputs)}
+    ways = {"engine": calls_of(kernels.silu_and_mul, inputs), "torch": calls_of(activation.silu_and_mul, inputs)}
     yield Case("silu_and_mul", shape.name, f"{batch} x {shape.inner}", 3 * size, 0, ways)
 
 
@@ -66,7 +62,7 @@ def rope_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
         positions = torch.randint(0, 8192, (batch,), device="cuda")
         locations = torch.randperm(num_pages * PAGE_SIZE, device="cuda")[:batch]
         inputs.append((*heads, positions, angles, kv, locations, weight, weight, EPS))
-    ways = {"engine": _calls(kernels.rope_store, inputs), "torch": _calls(rope_store.rope_store, inputs)}
+    ways = {"engine": calls_of(kernels.rope_store, inputs), "torch": calls_of(rope_store.rope_store, inputs)}
     yield Case("rope_store", shape.name, f"{batch} tokens", 2 * size + batch * 4 * dim, 0, ways)
 
 
@@ -74,7 +70,7 @@ def embed_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     size = 2 * batch * shape.hidden
     table = _random(shape.vocab, shape.hidden)
     inputs = [(table, torch.randint(0, shape.vocab, (batch,), device="cuda")) for _ in range(16)]
-    ways = {"engine": _calls(kernels.embed, inputs), "torch": _calls(linear.embed, inputs)}
+    ways = {"engine": calls_of(kernels.embed, inputs), "torch": calls_of(linear.embed, inputs)}
     yield Case("embed", shape.name, f"{batch} x {shape.hidden}", 2 * size, 0, ways)
 
 
@@ -85,7 +81,7 @@ def page_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     rows = torch.randperm(len(table), device="cuda")[:batch]
     kv_lens = torch.full((batch,), 1088, device="cuda")
     inputs = [(table, rows, kv_lens, 16, width)] * 4
-    ways = {"engine": _calls(kernels.gather_pages, inputs), "torch": _calls(pages.gather_pages, inputs)}
+    ways = {"engine": calls_of(kernels.gather_pages, inputs), "torch": calls_of(pages.gather_pages, inputs)}
     yield Case("gather_pages", shape.name, f"{batch} x {width}, 1088 tokens", batch * (4 * width + 4 * 68), 0, ways)
     layers, moved = 8, 4
     kv = _random(layers, -(-batch * 16 // PAGE_SIZE), 2, PAGE_SIZE, shape.num_kv_heads, shape.head_dim)
@@ -95,5 +91,5 @@ def page_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     counts = torch.full((batch,), moved, device="cuda")
     inputs = [(kv, sources, targets, counts)] * 4
     size = 2 * 2 * batch * moved * layers * 2 * shape.num_kv_heads * shape.head_dim
-    ways = {"engine": _calls(kernels.compact_kv, inputs), "torch": _calls(pages.compact_kv, inputs)}
+    ways = {"engine": calls_of(kernels.compact_kv, inputs), "torch": calls_of(pages.compact_kv, inputs)}
     yield Case("compact_kv", shape.name, f"{batch} x {moved} tokens, {layers} layers", size, 0, ways)

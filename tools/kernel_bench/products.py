@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
@@ -12,7 +11,7 @@ from kernels.cuda.context import Context
 from kernels.cuda.linear import GatedLinear, Linear
 from kernels.cuda.small_gemm_launch import MAX_TOKENS
 from kernels.dispatch import KernelSet
-from tools.kernel_bench.case import Case
+from tools.kernel_bench.case import Case, calls_of
 from tools.kernel_bench.measure import Call, copies_past_cache
 from tools.kernel_bench.shapes import Shape
 
@@ -35,20 +34,11 @@ def linear_cases(
         flops = 2 * batch * out_dim * in_dim
         out_bytes = 2 * batch * (out_dim // 2 if name == "gate_up" else out_dim)
         what = f"{name} {batch} x {in_dim} -> {out_dim}"
-        ways: dict[str, list[Call]]
-        if name == "gate_up":
-            ways = {
-                "engine": [lambda own=own: kernels.gated_linear(*own) for own in inputs],
-                "torch": [lambda own=own: linear.gated_linear(*own) for own in inputs],
-            }
-        else:
-            ways = {
-                "engine": [lambda own=own: kernels.linear(*own) for own in inputs],
-                "torch": [lambda own=own: linear.linear(*own) for own in inputs],
-            }
+        op = "gated_linear" if name == "gate_up" else "linear"
+        ways = {way: calls_of(getattr(module, op), inputs) for way, module in (("engine", kernels), ("torch", linear))}
         if all_configs:
             ways |= _configs(context, name, batch, inputs)
-        yield Case("gated_linear" if name == "gate_up" else "linear", shape.name, what, size + out_bytes, flops, ways)
+        yield Case(op, shape.name, what, size + out_bytes, flops, ways)
         del inputs, ways
         torch.cuda.empty_cache()
 
@@ -62,5 +52,5 @@ def _configs(context: Context, name: str, batch: int, inputs: list[tuple]) -> di
     for mark, pdl in (("", False), (" pdl", True)):
         for config, product in kind(context, pdl=pdl).candidates(batch).items():
             if config != "torch":
-                ways[config + mark] = [partial(product, *own) for own in inputs]
+                ways[config + mark] = calls_of(product, inputs)
     return ways
