@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from kernels.attention import TreeMask, paged_attention
 from kernels.dispatch import AttentionKernel
-from tests.unit.kernels.flashinfer.batches import Step, again, error, make_step
+from tests.support.attention_cases import relative_error
+from tests.unit.kernels.flashinfer.batches import Step, make_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,14 +57,14 @@ def call(kernel: AttentionKernel, step: Step, lse: Tensor | None = None) -> Tens
 
 
 def reference(step: Step, lse: Tensor | None = None) -> Tensor:
-    return paged_attention(step.q.float(), step.kv.float(), again(step.batch), step.spec, lse)
+    return paged_attention(step.q.float(), step.kv.float(), replace(step.batch), step.spec, lse)
 
 
 def compare(kernel: AttentionKernel, step: Step, *, wants_lse: bool = False, tolerance: float = 1e-2) -> None:
     lse, wanted_lse = (torch.full(step.q.shape[:2], math.nan, device="cuda") for _ in range(2))
     out = call(kernel, step, lse if wants_lse else None)
     wanted = reference(step, wanted_lse if wants_lse else None)
-    assert error(out, wanted) < tolerance
+    assert relative_error(out, wanted) < tolerance
     empty = np.repeat(step.batch.kv_lens.cpu().numpy() == 0, step.batch.q_lens)
     assert not out[torch.from_numpy(empty).cuda()].any()
     if wants_lse:
@@ -110,7 +112,7 @@ def test_xqa_drafted(kernels: dict[str, AttentionKernel], kv_lens: Sequence[int]
 def test_xqa_in_a_graph(kernels: dict[str, AttentionKernel]) -> None:
     step = make_step([1] * 8, [600, 64, 65, 1, 0, 0, 300, 599], page_size=64, **LLAMA)
     call(kernels["xqa"], step)
-    batch = again(step.batch)
+    batch = replace(step.batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = kernels["xqa"](step.q, step.kv, batch, step.spec)
@@ -120,7 +122,7 @@ def test_xqa_in_a_graph(kernels: dict[str, AttentionKernel]) -> None:
         batch.kv_lens.copy_(changed)
         out.fill_(math.nan)
         graph.replay()
-        assert error(out, reference(step)) < 1e-2
+        assert relative_error(out, reference(step)) < 1e-2
 
 
 def test_xqa_leaves_its_counters_at_zero(kernels: dict[str, AttentionKernel]) -> None:
@@ -192,6 +194,6 @@ def test_plans_of_steps_that_follow_each_other(kernels: dict[str, AttentionKerne
     call(kernels["decode"], steps[0])
     torch.cuda._sleep(10**8)
     # Each step's rows are gone when the next is planned, so all use one wrapper.
-    outs = [kernels["decode"](step.q, step.kv, again(step.batch), step.spec) for step in steps]
+    outs = [kernels["decode"](step.q, step.kv, replace(step.batch), step.spec) for step in steps]
     for step, out in zip(steps, outs, strict=True):
-        assert error(out, reference(step)) < 1e-2
+        assert relative_error(out, reference(step)) < 1e-2

@@ -124,7 +124,8 @@ def plain_attention(case: Case, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Norm of the difference over that of what is expected; NaN if anything is."""
-    return float((found.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+    wide = expected.double()
+    return float((found.double() - wide).norm() / wide.norm().clamp(min=1e-30))
 
 
 def _visible(batch: AttentionBatch, tokens: slice, q_len: int, kv_len: int, window: int | None) -> Tensor:

@@ -16,90 +16,34 @@ from kernels.attention import (
     merge_states,
     paged_attention,
 )
-from kernels.kv_write import write_kv
-from tests.support.attention_cases import Case, make_case, plain_attention, relative_error
+from tests.support.attention_cases import LAYOUTS, Case, make_case, plain_attention, relative_error
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 ROWS = [(1, 40), (5, 5), (1, 1), (3, 33), (1, 300), (5, 64), (1, 17)]
 
 
-def _layout(name: str, num_pages: int, page_size: int) -> Tensor:
-    """One layer's pages filled with NaN, in different memory orders."""
-    if name == "dense":
-        return torch.full((num_pages, 2, page_size, KV_HEADS, DIM), torch.nan)
-    if name == "layers_inside":
-        return torch.full((num_pages, 3, 2, page_size, KV_HEADS, DIM), torch.nan)[:, 1]
-    if name == "halves_outside":
-        return torch.full((2, num_pages, page_size, KV_HEADS, DIM), torch.nan).transpose(0, 1)
-    assert name == "heads_outside"
-    return torch.full((num_pages, 2, KV_HEADS, page_size, DIM), torch.nan).transpose(2, 3)
+def _assert_defined(out: Tensor, case: Case, spec: AttentionSpec) -> None:
+    expected, _ = plain_attention(case, spec)
+    torch.testing.assert_close(out, expected.float(), atol=2e-6, rtol=1e-5)
 
 
-def _make(rows: list[tuple[int, int]], page_size: int, layout: str, seed: int = 0):
-    """(q, kv, batch, per-row keys and values) of rows given as (q_len, kv_len)."""
-    gen = torch.Generator().manual_seed(seed)
-    widths = [-(-length // page_size) for _, length in rows]
-    num_pages = sum(widths) + 8
-    kv = _layout(layout, num_pages, page_size)
-    free = torch.randperm(num_pages, generator=gen)
-    # Entries past a row's pages point anywhere: at other rows' pages and at NaN pages.
-    table = torch.randint(0, num_pages, (len(rows), max(widths) + 2), generator=gen)
-    contents = []
-    for i, (_, length) in enumerate(rows):
-        row_gen = torch.Generator().manual_seed(seed * 1000 + length)
-        k = torch.randn(length, KV_HEADS, DIM, generator=row_gen)
-        v = torch.randn(length, KV_HEADS, DIM, generator=row_gen)
-        table[i, : widths[i]], free = free[: widths[i]], free[widths[i] :]
-        pos = torch.arange(length)
-        write_kv(kv, k, v, table[i, pos // page_size] * page_size + pos % page_size)
-        contents.append((k, v))
-    q = torch.cat(
-        [
-            torch.randn(q_len, HEADS, DIM, generator=torch.Generator().manual_seed(seed * 77 + length))
-            for q_len, length in rows
-        ]
-    )
-    lens = torch.tensor([length for _, length in rows])
-    batch = AttentionBatch(
-        np.array([q_len for q_len, _ in rows], dtype=np.int32), lens, int(lens.max()), table.int(), page_size
-    )
-    return q, kv, batch, contents
-
-
-def _reference(q: Tensor, contents, rows, scale: float, window: int | None) -> Tensor:
-    out, start = [], 0
-    for (q_len, length), (k, v) in zip(rows, contents, strict=True):
-        queries = q[start : start + q_len].double()
-        start += q_len
-        k, v = (x.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", queries, k) * scale
-        distance = torch.arange(length - q_len, length)[:, None] - torch.arange(length)[None]
-        hidden = distance < 0
-        if window is not None:
-            hidden |= distance >= window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out.append(torch.einsum("hqk,khd->qhd", weights, v))
-    return torch.cat(out).float()
-
-
-@pytest.mark.parametrize("layout", ["dense", "layers_inside", "halves_outside", "heads_outside"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
 def test_matches_reference(layout: str, page_size: int, window: int | None) -> None:
-    q, kv, batch, contents = _make(ROWS, page_size, layout)
-    out = paged_attention(q, kv, batch, AttentionSpec(0.3, window))
-    torch.testing.assert_close(out, _reference(q, contents, ROWS, 0.3, window), atol=2e-6, rtol=1e-5)
+    case, spec = make_case(ROWS, page_size=page_size, layout=layout), AttentionSpec(0.3, window)
+    _assert_defined(paged_attention(case.q, case.kv, case.batch, spec), case, spec)
 
 
 @pytest.mark.parametrize("rows", [[(1, 9)] * 4, [(64, 64)], [(1, 1)], [(2, 300), (2, 20)]])
 def test_single_group(rows: list[tuple[int, int]]) -> None:
-    q, kv, batch, contents = _make(rows, 16, "dense")
-    out = paged_attention(q, kv, batch, AttentionSpec(0.25, None))
-    torch.testing.assert_close(out, _reference(q, contents, rows, 0.25, None), atol=2e-6, rtol=1e-5)
+    case, spec = make_case(rows), AttentionSpec(0.25)
+    _assert_defined(paged_attention(case.q, case.kv, case.batch, spec), case, spec)
 
 
 def test_row_does_not_depend_on_neighbours() -> None:
-    q, kv, batch, _ = _make(ROWS, 16, "dense")
+    case = make_case(ROWS)
+    q, kv, batch = case.q, case.kv, case.batch
     together = paged_attention(q, kv, batch, AttentionSpec(0.3, None))
     starts = np.cumsum(batch.q_lens) - batch.q_lens
     for i, (q_len, length) in enumerate(ROWS):
@@ -113,27 +57,25 @@ def test_row_does_not_depend_on_neighbours() -> None:
 
 
 def test_long_rows_are_run_in_bounded_pieces() -> None:
-    rows = [(1, 9000)] * 5
-    q, kv, batch, contents = _make(rows, 16, "dense")
-    out = paged_attention(q, kv, batch, AttentionSpec(0.3, None))
-    torch.testing.assert_close(out, _reference(q, contents, rows, 0.3, None), atol=2e-6, rtol=1e-5)
+    case, spec = make_case([(1, 9000)] * 5), AttentionSpec(0.3)
+    _assert_defined(paged_attention(case.q, case.kv, case.batch, spec), case, spec)
 
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_bounds_instead_of_lengths(window: int | None) -> None:
     """What runs on a device: lengths are known there only, so every row is padded to the bound."""
-    q, kv, batch, contents = _make(ROWS, 16, "dense")
-    strides = kv.stride()[:3]
+    case, spec = make_case(ROWS), AttentionSpec(0.3, window)
+    batch, strides = case.batch, case.kv.stride()[:3]
     calls = _split_rows(batch, exact=False)
     assert len(calls) == 3
     batch.memo[window, strides] = tuple(_prepare(batch, *call, strides, window) for call in calls)
-    out = paged_attention(q, kv, batch, AttentionSpec(0.3, window))
-    torch.testing.assert_close(out, _reference(q, contents, ROWS, 0.3, window), atol=2e-6, rtol=1e-5)
+    _assert_defined(paged_attention(case.q, case.kv, batch, spec), case, spec)
 
 
 def test_window_reads_nothing_outside_it() -> None:
     rows = [(3, 100), (1, 80)]
-    q, kv, batch, _ = _make(rows, 1, "dense")
+    case = make_case(rows, page_size=1)
+    q, kv, batch = case.q, case.kv, case.batch
     expected = paged_attention(q, kv, batch, AttentionSpec(0.3, 8))
     fresh = AttentionBatch(batch.q_lens, batch.kv_lens, batch.max_kv_len, batch.page_table, 1)
     for row, (q_len, length) in enumerate(rows):

@@ -74,22 +74,3 @@ def make_step(
         batch,
         AttentionSpec(scale=scale, **spec),  # ty: ignore[invalid-argument-type]
     )
-
-
-def again(batch: AttentionBatch) -> AttentionBatch:
-    """The same rows as a step of their own, with an empty memo."""
-    return AttentionBatch(
-        batch.q_lens,
-        batch.kv_lens,
-        batch.max_kv_len,
-        batch.page_table,
-        batch.page_size,
-        batch.tree,
-        host_kv_lens=batch.host_kv_lens,
-    )
-
-
-def error(out: Tensor, reference: Tensor) -> float:
-    """||out - reference|| / ||reference||; NaN where there is one."""
-    wide = reference.double()
-    return float((out.double() - wide).norm() / wide.norm().clamp(min=1e-9))

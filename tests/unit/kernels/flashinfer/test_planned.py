@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from kernels.flashinfer.arguments import host_rows
 from kernels.flashinfer.library import flashinfer
 from kernels.flashinfer.planned import PlannedDecode, PlannedPrefill
 from kernels.pages import page_lists
-from tests.unit.kernels.flashinfer.batches import Step, again, error, make_step
+from tests.support.attention_cases import relative_error
+from tests.unit.kernels.flashinfer.batches import Step, make_step
 from tests.unit.kernels.flashinfer.fake import FakeFlashInfer
 
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
@@ -25,8 +27,8 @@ def compare(kind: Kind, context: Context, library: FakeFlashInfer, step: Step, w
     lse, reference_lse = (torch.full(step.q.shape[:2], torch.nan) for _ in range(2))
     kernel = kind(context, library)
     out = kernel(step.q, step.kv, step.batch, step.spec, lse if wants_lse else None)
-    reference = paged_attention(step.q, step.kv, again(step.batch), step.spec, reference_lse if wants_lse else None)
-    assert out.dtype == step.q.dtype and error(out, reference) < 2e-3
+    reference = paged_attention(step.q, step.kv, replace(step.batch), step.spec, reference_lse if wants_lse else None)
+    assert out.dtype == step.q.dtype and relative_error(out, reference) < 2e-3
     if wants_lse:
         assert torch.allclose(lse, reference_lse, atol=2e-3)
 
@@ -76,7 +78,7 @@ def test_layers_that_agree_share_a_plan(kind: Kind, context: Context, library: F
     windowed = AttentionSpec(scale=step.spec.scale, window=4)
     for spec in (step.spec, windowed, step.spec, windowed):
         out = kernel(step.q, step.kv, step.batch, spec)
-        assert error(out, paged_attention(step.q, step.kv, again(step.batch), spec)) < 2e-3
+        assert relative_error(out, paged_attention(step.q, step.kv, replace(step.batch), spec)) < 2e-3
     assert [wrapper.num_plans for wrapper in library.made] == [1, 1]
 
 
@@ -87,7 +89,7 @@ def test_steps_alive_together_do_not_disturb_each_other(kind: Kind, context: Con
     for _ in range(2):
         for step in steps:
             out = kernel(step.q, step.kv, step.batch, step.spec)
-            assert error(out, paged_attention(step.q, step.kv, again(step.batch), step.spec)) < 2e-3
+            assert relative_error(out, paged_attention(step.q, step.kv, replace(step.batch), step.spec)) < 2e-3
     assert [wrapper.num_plans for wrapper in library.made] == [1, 1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,15 +11,16 @@ from kernels.attention import TreeMask, paged_attention
 from kernels.cuda.context import Context
 from kernels.flashinfer.arguments import device_rows, packed_mask
 from kernels.flashinfer.xqa import XqaDecode
-from tests.unit.kernels.flashinfer.batches import Step, again, error, make_step
+from tests.support.attention_cases import relative_error
+from tests.unit.kernels.flashinfer.batches import Step, make_step
 from tests.unit.kernels.flashinfer.fake import FakeFlashInfer
 
 
 def compare(context: Context, library: FakeFlashInfer, step: Step, tolerance: float = 2e-3) -> None:
     out = XqaDecode(context, library)(step.q, step.kv, step.batch, step.spec)
-    reference = paged_attention(step.q, step.kv, again(step.batch), step.spec)
+    reference = paged_attention(step.q, step.kv, replace(step.batch), step.spec)
     assert out.dtype == step.q.dtype and out.shape == step.q.shape
-    assert error(out, reference) < tolerance
+    assert relative_error(out, reference) < tolerance
 
 
 @pytest.mark.parametrize("page_size", (16, 32, 64, 128))
