@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Device = Literal["auto", "cpu", "null", "delayed"]
+Device = Literal["auto", "cpu", "cuda", "null", "delayed"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8"]
@@ -49,8 +49,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         DType,
         Meta(
-            description="Type of weights and activations. auto keeps the packed weights of a GGUF file packed on a CPU "
-            "and is float32 else; any other value de-quantises them."
+            description="Type of weights and activations. auto on a CPU keeps the packed weights of a GGUF file packed "
+            "and is float32 else; on CUDA it is float16 if the checkpoint is, else bfloat16. Any value but auto "
+            "de-quantises packed weights."
         ),
     ] = "auto"
     quantization: Annotated[
@@ -106,6 +107,12 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
             extra={"auto": "no limit"},
         ),
     ] = None
+    http_workers: Annotated[
+        int,
+        Meta(
+            ge=1, le=64, description="Processes that speak HTTP, all on the same port; more than one for many streams."
+        ),
+    ] = 1
     drain_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests may take to finish after SIGTERM or SIGINT."),
@@ -124,23 +131,31 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[
         Device,
         Meta(
-            description="auto: cpu. null: instant tokens without a model, for benchmarks. "
-            "delayed: the CPU model in a thread, for tests of overlap."
+            description="auto: cuda where there is such a device, else cpu. null: instant tokens without a model, for "
+            "benchmarks. delayed: the CPU model in a thread, for tests of overlap."
         ),
     ] = "auto"
     max_running_requests: Annotated[
-        int, Meta(ge=1, le=65536, description="Most requests in the running batch; more wait in the queue.")
-    ] = 64
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(
+            description="Most requests in the running batch; more wait in the queue.",
+            extra={"auto": "64, on CUDA 256"},
+        ),
+    ] = None
     max_total_tokens: Annotated[
         Annotated[int, Meta(ge=16)] | None,
         Meta(
             description="Size of the KV pool in tokens.",
-            extra={"auto": "65536, but at most a quarter of the available memory"},
+            extra={"auto": "on a CPU 65536, but at most a quarter of the available memory; on CUDA what is left"},
         ),
     ] = None
     chunked_prefill_size: Annotated[
-        int, Meta(ge=1, description="Most tokens of one step, decode rows included; longer prompts take several.")
-    ] = 256
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Most tokens of one step, decode rows included; longer prompts take several.",
+            extra={"auto": "256, on CUDA 4096"},
+        ),
+    ] = None
     max_prefill_tokens: Annotated[
         int, Meta(ge=1, description="Most prompt tokens of one request in a step; the smaller of the two limits binds.")
     ] = 16384
@@ -161,7 +176,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(
             description="Share of the memory available at the start that weights and KV may take together.",
-            extra={"auto": "on a CPU the KV pool's own default"},
+            extra={"auto": "on a CPU the KV pool's own default; on CUDA all that steps and graphs leave"},
         ),
     ] = None
     schedule_policy: Annotated[
@@ -181,7 +196,10 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(gt=0, description="Above 1, admission keeps more room for answers; below 1, it retracts more often."),
     ] = 1.0
     random_seed: Annotated[int, Meta(ge=0, description="Seed of schedule-policy random.")] = 0
-    page_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens per KV page.")] = 16
+    page_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Tokens per KV page.", extra={"auto": "16, on CUDA 64"}),
+    ] = None
     disable_radix_cache: Annotated[bool, Meta(description="Share no prefixes between requests.")] = False
     radix_eviction_policy: Annotated[
         EvictionPolicy, Meta(description="Which cached prefixes go first when memory runs out.")
@@ -210,6 +228,21 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "temperature and filters."
         ),
     ] = "raw"
+    cuda_graph_max_bs: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(
+            description="Largest decode batch that runs as a CUDA graph; larger ones are launched kernel by kernel.",
+            extra={"auto": "--max-running-requests, but at most 256"},
+        ),
+    ] = None
+    disable_cuda_graph: Annotated[bool, Meta(description="Launch every step kernel by kernel.")] = False
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="Fixed orders of all sums: a request's tokens do not depend on what runs beside it, on chunks "
+            "or on cached prefixes, to the bit. Slower on CUDA; on a CPU it needs packed weights, which are so anyway."
+        ),
+    ] = False
     overlap_depth: Annotated[
         Annotated[int, Meta(ge=0, le=2)] | None,
         Meta(
@@ -223,6 +256,9 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Processes, threads and logs."""
 
     tokenizer_workers: Annotated[int, Meta(ge=1, le=64, description="Tokenizer processes.")] = 1
+    tp_size: Annotated[
+        int, Meta(ge=1, le=64, description="Processes (on CUDA: devices) that each hold a share of every layer.")
+    ] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(
@@ -250,9 +286,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessOptions = ProcessOptions()
 
     @property
-    def device(self) -> Literal["cpu", "null", "delayed"]:
-        """The device `auto` stands for."""
+    def device(self) -> Literal["cpu", "cuda", "null", "delayed"]:
+        """The device. `auto` is settled by the scheduler (scheduler_proc/settle.py), which can look; else it is cpu."""
         return "cpu" if self.scheduler.device == "auto" else self.scheduler.device
+
+    @property
+    def max_running_requests(self) -> int:
+        """Slots of the running batch."""
+        return self.scheduler.max_running_requests or (256 if self.device == "cuda" else 64)
+
+    @property
+    def chunked_prefill_size(self) -> int:
+        """Most tokens of one step."""
+        return self.scheduler.chunked_prefill_size or (4096 if self.device == "cuda" else 256)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per KV page."""
+        return self.scheduler.page_size or (64 if self.device == "cuda" else 16)
+
+    @property
+    def cuda_graph_max_bs(self) -> int:
+        """Largest decode batch with a CUDA graph; 0 = none has one."""
+        if self.device != "cuda" or self.scheduler.disable_cuda_graph:
+            return 0
+        return min(self.scheduler.cuda_graph_max_bs or 256, self.max_running_requests)
 
     @property
     def overlap_depth(self) -> int:

@@ -145,6 +145,14 @@ class ProcessDiedError(EngineError):
     exit_code = 70
 
 
+class DeviceLostError(EngineError):
+    """The device answers with errors only: the process that drives it must be started anew."""
+
+    type = "device_error"
+    code = "device_lost"
+    exit_code = 71
+
+
 class OverloadedError(EngineError):
     """Too many requests wait already; `retry_after_s` says when to come back."""
 

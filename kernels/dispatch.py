@@ -17,6 +17,7 @@ from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
 from kernels.rotary import NEOX, RotaryStyle
+from kernels.step import SlotTensors, StepInputs
 
 if TYPE_CHECKING:
     from kernels.cuda.context import Context
@@ -103,9 +104,11 @@ class KernelSet:
     quantise_rows: Callable[[Tensor], Tensor]
     norm_rows: Callable[[Tensor, Tensor, float], Tensor]
     add_norm_rows: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    step_inputs: Callable[[Tensor, Tensor | None, Tensor | None, SlotTensors, int, int, bool, StepInputs], None]
     sample: SampleKernel
     argmax_rows: Callable[[Tensor], Tensor]
     advance: Callable[[Tensor, Tensor, Tensor], None]
+    advance_ends: Callable[[SlotTensors, Tensor, Tensor], None]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
     mask_logits: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     processed_logits: ProcessKernel

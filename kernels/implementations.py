@@ -66,6 +66,11 @@ def _made_triton(path: str) -> Implementation:
     return Implementation("triton", f"kernels.cuda.{path}", _cuda_device, is_made=True)
 
 
+def _fixed(path: str, *, is_made: bool = False) -> Implementation:
+    """What computes a token's result in one order, whatever else is in the step."""
+    return Implementation("fixed", f"kernels.cuda.{path}", _cuda_device, is_made)
+
+
 # Per operation, best first: the first whose predicate holds is taken. A new implementation is one entry here.
 IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
     {
@@ -80,23 +85,30 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "paged_attention": (
             Implementation("fastest", "kernels.flashinfer.fastest:FastestAttention", _flashinfer_device, is_made=True),
             _made_triton("attention:PagedAttention"),
+            _fixed("fixed_attention:FixedAttention", is_made=True),
             *_ways("paged_attention", "attention", native="attention"),
         ),
         "gather_pages": _ways("gather_pages", "pages", triton="pages"),
         "page_lists": _ways("page_lists", "pages", triton="pages"),
         "compact_kv": _ways("compact_kv", "pages", triton="pages"),
         "embed": _ways("embed", "linear", triton="embedding"),
-        "linear": (_made_triton("linear:Linear"), *_ways("linear", "linear")),
-        "gated_linear": (_made_triton("linear:GatedLinear"), *_ways("gated_linear", "linear")),
+        "linear": (_made_triton("linear:Linear"), _fixed("fixed_linear:linear"), *_ways("linear", "linear")),
+        "gated_linear": (
+            _made_triton("linear:GatedLinear"),
+            _fixed("fixed_linear:gated_linear"),
+            *_ways("gated_linear", "linear"),
+        ),
         "packed_embed": _ways("packed_embed", "packed", native="linear"),
         "packed_linear": _ways("packed_linear", "packed", native="linear"),
         "packed_gated_linear": _ways("packed_gated_linear", "packed", native="linear"),
         "quantise_rows": _ways("quantise_rows", "packed", native="linear"),
         "norm_rows": _ways("norm_rows", "packed", native="norm"),
         "add_norm_rows": _ways("add_norm_rows", "packed", native="norm"),
+        "step_inputs": _ways("step_inputs", "step", triton="step"),
         "sample": _ways("sample", "sampling", native="sampling", triton="sampling"),
         "argmax_rows": _ways("argmax_rows", "sampling", native="sampling", triton="sampling"),
         "advance": _ways("advance", "sampling", native="sampling", triton="sampling"),
+        "advance_ends": _ways("advance_ends", "step", triton="step"),
         "adjust_logits": _ways("adjust_logits", "logits", triton="logits"),
         "mask_logits": _ways("mask_logits", "logits", triton="logits"),
         "processed_logits": _ways("processed_logits", "logprobs", triton="logprobs"),

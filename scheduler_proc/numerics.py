@@ -46,6 +46,8 @@ def choose_numerics(config: EngineConfig, model: ModelFiles) -> Numerics:
     import torch
 
     options = config.model
+    if config.device == "cuda":
+        return _cuda_numerics(config, model)
     if options.dtype == "auto":
         packed, dtype = _packed(config, model), torch.float32
     else:
@@ -54,9 +56,26 @@ def choose_numerics(config: EngineConfig, model: ModelFiles) -> Numerics:
                 f"--dtype {options.dtype} unpacks all weights, but {asked} needs packed ones; leave one out."
             )
         packed, dtype = False, getattr(torch, options.dtype)
+    if config.scheduler.deterministic and not packed:
+        raise ConfigError(
+            "--deterministic on a CPU needs packed weights (a GGUF file, or --quantization int8); in floats the last "
+            "bits depend on the batch."
+        )
     if options.kv_cache_dtype != "auto":
         return Numerics(packed, dtype, getattr(torch, options.kv_cache_dtype))
     return Numerics(packed, dtype, torch.float16 if packed else dtype)
+
+
+def _cuda_numerics(config: EngineConfig, model: ModelFiles) -> Numerics:
+    import torch
+
+    options = config.model
+    if asked := _asked_int8(config):
+        raise ConfigError(f"{asked} is for the CPU's kernels; leave it out with --device cuda.")
+    dtype = torch.float16 if model.config.dtype == "float16" else torch.bfloat16
+    if options.dtype != "auto":
+        dtype = getattr(torch, options.dtype)
+    return Numerics(False, dtype, dtype if options.kv_cache_dtype == "auto" else getattr(torch, options.kv_cache_dtype))
 
 
 def _packed(config: EngineConfig, model: ModelFiles) -> bool:

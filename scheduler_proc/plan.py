@@ -51,6 +51,8 @@ class Joins(msgspec.Struct, frozen=True):
     """float32"""
     seeds: np.ndarray
     """int64"""
+    stop_ids: np.ndarray
+    """int32 [m, widest]: tokens that end the slot, -1 where it has fewer."""
     adjustments: tuple[Adjustment, ...] = ()
     """Slots not named here change nothing."""
 
@@ -142,15 +144,17 @@ class StepResult(msgspec.Struct):
 
 
 class Handle(msgspec.Struct, eq=False):
-    """A launched step. `done` and `result` serve devices that work beside the loop."""
+    """A launched step. The rest serves devices that work beside the loop."""
 
     plan: StepPlan
     done: threading.Event | None = None
     result: StepResult | Exception | None = None
+    pending: object = None
+    """What is on its way to the host."""
 
 
 class Device(Protocol):
-    """Runs plans in launch order. Implementations: cpu, null, delayed."""
+    """Runs plans in launch order. Implementations: cpu, cuda, null, delayed."""
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step; never waits for its results."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.errors import EngineError, InternalError
+from engine.errors import DeviceLostError, EngineError, InternalError
 from engine.ipc.board import Heartbeat
 from engine.ipc.messages import (
     Abort,
@@ -102,6 +102,8 @@ class Scheduler:
         if plan is not None:
             try:
                 handle = self.device.launch(plan)
+            except DeviceLostError:
+                raise
             except Exception as error:
                 workload.launch_failed(plan, error)
             else:
@@ -180,6 +182,8 @@ class Scheduler:
     def _collect(self, handle: Handle) -> None:
         try:
             result = self.device.collect(handle)
+        except DeviceLostError:
+            raise
         except Exception as error:
             self.workload.collected(handle.plan, error)
         else:

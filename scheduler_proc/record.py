@@ -98,7 +98,7 @@ def encode_plan(plan: StepPlan) -> bytes:
 
 def _array(value: object) -> object:
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, value.tobytes()]
+        return [value.dtype.str, value.shape, value.tobytes()]
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"cannot record {type(value)}")

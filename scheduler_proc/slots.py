@@ -304,6 +304,7 @@ class Slots:
             top_k=values.top_k[slots],
             min_p=values.min_p[slots],
             seeds=values.seeds[slots],
+            stop_ids=self.stop_ids[slots, : int(self.num_stop_ids[slots].max())],
             adjustments=tuple(self._adjustment(slot) for slot in slots if self.adjusts[slot]),
         )
 

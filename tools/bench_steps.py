@@ -86,6 +86,7 @@ def _greedy(slot: int) -> Joins:
         top_k=np.array([-1], np.int32),
         min_p=0 * one,
         seeds=np.zeros(1, np.int64),
+        stop_ids=np.zeros((1, 0), np.int32),
     )
 
 
@@ -102,7 +103,7 @@ def main() -> None:
 
     model = resolve(options.model)
     room = options.steps + 1
-    page_size = SchedulerOptions().page_size
+    page_size = EngineConfig().page_size
     tokens = max(options.batch) * (max(options.context) + room + page_size)
     config = EngineConfig(
         model=ModelOptions(model=options.model, dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype),
@@ -110,7 +111,7 @@ def main() -> None:
         process=ProcessOptions(cpu_threads=options.cpu_threads),
     )
     _, device = build(config, model)
-    steps = Steps(device, page_size, model.config.vocab_size, config.scheduler.chunked_prefill_size)
+    steps = Steps(device, page_size, model.config.vocab_size, config.chunked_prefill_size)
     print("batch  context  ms/step (min)    tok/s  prefill tok/s")
     for batch in options.batch:
         for context in options.context:

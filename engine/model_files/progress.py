@@ -11,31 +11,34 @@ _MB = 1_000_000
 
 
 class Progress:
-    """Counts bytes towards a total, on stderr. A context manager."""
+    """Counts towards a total, on stderr. A context manager."""
 
-    def __init__(self, label: str, total_bytes: int) -> None:
+    def __init__(self, label: str, total: int, *, is_bytes: bool = True) -> None:
         self._label = label
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
+        self._total = total
+        self._is_bytes = is_bytes
+        self._done = 0
         self._last_line = time.monotonic()
         self._bar = None
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(desc=label, total=total_bytes, unit="B", unit_scale=True, file=sys.stderr)
+            kind = {"unit": "B", "unit_scale": True} if is_bytes else {}
+            self._bar = tqdm(desc=label, total=total, file=sys.stderr, **kind)
 
-    def update(self, num_bytes: int) -> None:
-        """Add `num_bytes` to what is done."""
-        self._done_bytes += num_bytes
+    def update(self, num: int) -> None:
+        """Add `num` to what is done."""
+        self._done += num
         if self._bar is not None:
-            self._bar.update(num_bytes)
+            self._bar.update(num)
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            say(f"{self._label}: {self._done_bytes / _MB:.0f} of {self._total_bytes / _MB:.0f} MB")
+            done, total = (f"{n / _MB:.0f}" if self._is_bytes else str(n) for n in (self._done, self._total))
+            say(f"{self._label}: {done} of {total}{' MB' if self._is_bytes else ''}")
 
-    def set(self, done_bytes: int) -> None:
+    def set(self, done: int) -> None:
         """Set what is done, for a source that is polled."""
-        self.update(max(0, done_bytes - self._done_bytes))
+        self.update(max(0, done - self._done))
 
     def close(self) -> None:
         """Leave the bar as it stands."""

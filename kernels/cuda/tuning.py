@@ -44,6 +44,9 @@ class Tuner:
         self._file = None if directory is None else _choices_file(directory, _identity(device))
         self._known = {} if self._file is None else _read(self._file)
         self._names: dict[tuple[str, Key], str] = {}
+        self._is_frozen = False
+        self._guesses: list[tuple[str, Key]] = []
+        """What was answered while frozen, without a measurement."""
 
     def choose(self, op: str, key: Key, candidates: Mapping[str, Callable[[], object]], default: str) -> str:
         """Name of the candidate of an operation that is fastest for a key; one that raises is left out.
@@ -58,12 +61,26 @@ class Tuner:
             return next(iter(candidates))
         name = self._remembered_or_measured(op, key, candidates)
         if name is None:
-            if self._measures():
+            if self._is_frozen:
+                self._names[op, key] = default
+                self._guesses.append((op, key))
+            elif self._measures():
                 # Nothing could be measured: it would not be otherwise the next time, and take as long.
                 self._names[op, key] = default
             return default
         self._names[op, key] = name
         return name
+
+    def freeze(self) -> None:
+        """Measure nothing from now on: the default is taken where nothing is remembered."""
+        self._is_frozen = True
+
+    def thaw(self) -> None:
+        """Measure again, also what was answered meanwhile."""
+        self._is_frozen = False
+        for guess in self._guesses:
+            self._names.pop(guess, None)
+        self._guesses.clear()
 
     def known(self, op: str, key: Key) -> str | None:
         """What was chosen before, so that candidates need not be made."""
@@ -84,7 +101,7 @@ class Tuner:
         return name
 
     def _measures(self) -> bool:
-        if self._timer is None:
+        if self._timer is None or self._is_frozen:
             return False
         return self._device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 

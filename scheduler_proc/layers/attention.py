@@ -9,8 +9,9 @@ from kernels.attention import AttentionBatch, AttentionSpec
 from kernels.dispatch import KernelSet
 from scheduler_proc.layers.linear import Linear, LinearMethod, Part
 from scheduler_proc.layers.norm import RmsNorm
-from scheduler_proc.layers.target import LoadTarget, Shard
+from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.models.spec import DecoderSpec
+from scheduler_proc.parallel.group import Group
 
 
 class Attention:
@@ -24,7 +25,7 @@ class Attention:
         *,
         kernels: KernelSet,
         method: LinearMethod,
-        shard: Shard,
+        group: Group,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -42,7 +43,7 @@ class Attention:
             bias=spec.qkv_bias,
             split="out",
             method=method,
-            shard=shard,
+            group=group,
             device=device,
             dtype=dtype,
         )
@@ -53,7 +54,7 @@ class Attention:
             bias=spec.o_bias,
             split="in",
             method=method,
-            shard=shard,
+            group=group,
             device=device,
             dtype=dtype,
         )

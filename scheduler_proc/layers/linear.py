@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.dispatch import KernelSet
 from kernels.packed_rows import PackedRows
-from scheduler_proc.layers.target import LoadTarget, Shard
+from scheduler_proc.layers.target import LoadTarget
+from scheduler_proc.parallel.group import Alone, Group
 
 Split = Literal["out", "in", "none"]
 
@@ -111,25 +112,25 @@ class Part:
     def out_dim(self) -> int:
         return self.units * self.unit_size
 
-    def rows(self, shard: Shard) -> slice:
-        """The rows of the whole projection that `shard` holds."""
-        if self.units >= shard.size:
-            if self.units % shard.size:
-                raise ValueError(f"{self.name}: {self.units} units cannot be split over {shard.size} processes")
-            count = self.units // shard.size
-            start = shard.rank * count
+    def rows(self, group: Group) -> slice:
+        """The rows of the whole projection that this process of `group` holds."""
+        if self.units >= group.size:
+            if self.units % group.size:
+                raise ValueError(f"{self.name}: {self.units} units cannot be split over {group.size} processes")
+            count = self.units // group.size
+            start = group.rank * count
         else:
-            if shard.size % self.units:
-                raise ValueError(f"{self.name}: {self.units} units cannot be spread over {shard.size} processes")
-            count, start = 1, shard.rank * self.units // shard.size
+            if group.size % self.units:
+                raise ValueError(f"{self.name}: {self.units} units cannot be spread over {group.size} processes")
+            count, start = 1, group.rank * self.units // group.size
         return slice(start * self.unit_size, (start + count) * self.unit_size)
 
 
 class Linear:
     """`y = x @ weight.T + bias`, possibly several projections of one input fused along the output.
 
-    split `out` cuts every part's output between the processes, `in` cuts the input (each process then holds a partial
-    sum and only rank 0 the bias), `none` keeps the layer whole everywhere.
+    split `out` cuts every part's output between the processes, `in` cuts the input (each process then makes a partial
+    sum, only rank 0's with the bias, and they are added up), `none` keeps the layer whole everywhere.
     """
 
     def __init__(
@@ -141,30 +142,30 @@ class Linear:
         bias: bool,
         split: Split,
         method: LinearMethod,
-        shard: Shard,
+        group: Group,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        if split == "in" and in_dim % shard.size:
-            raise ValueError(f"{name}: {in_dim} inputs cannot be split over {shard.size} processes")
+        if split == "in" and in_dim % group.size:
+            raise ValueError(f"{name}: {in_dim} inputs cannot be split over {group.size} processes")
         self.name = name
         self._parts = tuple(parts)
         self._in_dim = in_dim
         self._bias = bias
         self._split: Split = split
         self._method = method
-        self._shard = shard
-        whole = Shard()
-        self._source = {p.name: p.rows(shard if split == "out" else whole) for p in parts}
+        self._group = group
+        self._joined = group.all_reduce if split == "in" else _as_it_is
+        self._source = {p.name: p.rows(group if split == "out" else Alone()) for p in parts}
         sizes = [rows.stop - rows.start for rows in self._source.values()]
         ends = torch.tensor(sizes).cumsum(0).tolist()
         self._place = {p.name: slice(end - size, end) for p, size, end in zip(parts, sizes, ends, strict=True)}
-        local_in = in_dim // shard.size if split == "in" else in_dim
+        local_in = in_dim // group.size if split == "in" else in_dim
         self._weight = method.create(sum(sizes), local_in, bias, device, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[num_tokens, in_dim] -> [num_tokens, sum of the parts' out_dim]` (this shard's)."""
-        return self._weight.apply(x)
+        """`[num_tokens, in_dim] -> [num_tokens, sum of the parts' out_dim]`, this process's share of those split."""
+        return self._joined(self._weight.apply(x))
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu(first part) * second part` as input of the next layer; two parts of equal size."""
@@ -172,7 +173,7 @@ class Linear:
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
-        """Output size of each part on this shard, in the order of the parts."""
+        """Output size of each part on this process, in the order of the parts."""
         return tuple(rows.stop - rows.start for rows in self._place.values())
 
     def parameters(self) -> dict[str, Tensor]:
@@ -191,15 +192,27 @@ class Linear:
         return found
 
     def _load_weight(self, part: str, value: Tensor | PackedRows) -> None:
-        value = value[self._source[part]]
-        if self._split == "in":
-            count = self._in_dim // self._shard.size
-            value = value[:, self._shard.rank * count : (self._shard.rank + 1) * count]
-        self._weight.load("weight", self._place[part], value)
+        rows, group = self._source[part], self._group
+        if self._split == "in" and group.size > 1:
+            value = _columns(value, group)
+        self._weight.load("weight", self._place[part], value[rows])
 
     def _load_bias(self, part: str, tensor: Tensor | PackedRows) -> None:
         assert isinstance(tensor, Tensor)
-        if self._split == "in" and self._shard.rank:
+        if self._split == "in" and self._group.rank:
             # The partial sums are added up: the bias must count once.
             tensor = torch.zeros_like(tensor)
         self._weight.load("bias", self._place[part], tensor[self._source[part]])
+
+
+def _columns(value: Tensor | PackedRows, group: Group) -> Tensor | PackedRows:
+    """This process's share of the input. Raises ValueError where that would cut a packed block."""
+    count = value.shape[1] // group.size
+    try:
+        return value[:, group.rank * count : (group.rank + 1) * count]
+    except ValueError as error:
+        raise ValueError(f"{error}; --dtype float32 unpacks them, and can be cut anywhere") from error
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

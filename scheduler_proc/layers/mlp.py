@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kernels.dispatch import KernelSet
 from scheduler_proc.layers.linear import Linear, LinearMethod, Part
-from scheduler_proc.layers.target import LoadTarget, Shard
+from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.models.spec import DecoderSpec
+from scheduler_proc.parallel.group import Group
 
 
 class GatedMlp:
@@ -21,7 +22,7 @@ class GatedMlp:
         *,
         kernels: KernelSet,
         method: LinearMethod,
-        shard: Shard,
+        group: Group,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -35,7 +36,7 @@ class GatedMlp:
             bias=spec.mlp_bias,
             split="out",
             method=method,
-            shard=shard,
+            group=group,
             device=device,
             dtype=dtype,
         )
@@ -46,7 +47,7 @@ class GatedMlp:
             bias=spec.mlp_bias,
             split="in",
             method=method,
-            shard=shard,
+            group=group,
             device=device,
             dtype=dtype,
         )

@@ -11,14 +11,6 @@ from kernels.packed_rows import PackedRows
 
 
 @dataclass(frozen=True)
-class Shard:
-    """This process's share of a model split over `size` processes (tensor parallel)."""
-
-    rank: int = 0
-    size: int = 1
-
-
-@dataclass(frozen=True)
 class LoadTarget:
     """One tensor a layer wants. `load` takes the whole tensor, on the host, and keeps this process's shard of it."""
 

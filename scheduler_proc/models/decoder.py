@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,12 +11,14 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.dispatch import KernelSet
 from scheduler_proc.layers.attention import Attention
-from scheduler_proc.layers.linear import LinearMethod, Unquantised, Weight
+from scheduler_proc.layers.linear import LinearMethod, Unquantised
 from scheduler_proc.layers.mlp import GatedMlp
 from scheduler_proc.layers.norm import RmsNorm
 from scheduler_proc.layers.rotary import cos_sin_cache
-from scheduler_proc.layers.target import LoadTarget, Shard
+from scheduler_proc.layers.target import LoadTarget
+from scheduler_proc.layers.vocabulary import SplitTable, Table
 from scheduler_proc.models.spec import DecoderSpec
+from scheduler_proc.parallel.group import Alone, Group
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class _Layer:
 class Decoder:
     """Weights and forward pass of a decoder, for inference; call it under torch.inference_mode.
 
-    Parameters are allocated here and filled by scheduler_proc.weights. With tp_size > 1 it holds one shard of every
-    attention and MLP layer; adding up the shards' partial sums is not done here yet, so forward needs tp_size 1.
+    Parameters are allocated here and filled by scheduler_proc.weights. In a group of several processes it holds a share
+    of every attention and MLP layer and of the vocabulary; `forward` and `logits` are then called by all ranks alike.
     """
 
     def __init__(
@@ -52,25 +53,26 @@ class Decoder:
         dtype: torch.dtype,
         *,
         max_position: int | None = None,
-        tp_rank: int = 0,
-        tp_size: int = 1,
         method: LinearMethod | None = None,
+        group: Group | None = None,
     ) -> None:
-        """max_position: positions that will be asked for at most (default: all that the model knows)."""
+        """max_position: positions that will be asked for at most (default: all that the model knows).
+
+        method: how weights are kept (default: dense); group: who shares the model (default: nobody). Raises ValueError
+        for a spec that the group cannot share.
+        """
         device = torch.device(device)
-        shard = Shard(tp_rank, tp_size)
         method = method or Unquantised(kernels)
+        self.group: Group = group or Alone()
+        group = self.group
         self.spec = spec
         self.device = device
         self.dtype = dtype
         self.kernels = kernels
-        kv_heads = max(1, spec.num_kv_heads // tp_size)
+        kv_heads = max(1, spec.num_kv_heads // group.size)
         self.kv_shape = KvShape(spec.num_layers, kv_heads, spec.head_dim)
-        self._method = method
-        self._embed = method.create(spec.vocab_size, spec.hidden_size, False, device, dtype)
-        self._lm_head = self._embed
-        if not spec.tie_embeddings:
-            self._lm_head = method.create(spec.vocab_size, spec.hidden_size, False, device, dtype)
+        self._embed = _table("embed", spec, method, group, device, dtype)
+        self._lm_head = self._embed if spec.tie_embeddings else _table("lm_head", spec, method, group, device, dtype)
         num_positions = spec.max_position if max_position is None else min(max_position, spec.max_position)
         self._cos_sin = cos_sin_cache(spec.rope, spec.head_dim, num_positions, device)
 
@@ -94,11 +96,11 @@ class Decoder:
                 window,
                 kernels=kernels,
                 method=method,
-                shard=shard,
+                group=group,
                 device=device,
                 dtype=dtype,
             )
-            mlp = GatedMlp(f"{name}.mlp", spec, kernels=kernels, method=method, shard=shard, device=device, dtype=dtype)
+            mlp = GatedMlp(f"{name}.mlp", spec, kernels=kernels, method=method, group=group, device=device, dtype=dtype)
             return _Layer(
                 norm(f"{name}.attn_norm", method.quantises), attn, norm(f"{name}.mlp_norm", method.quantises), mlp
             )
@@ -133,38 +135,38 @@ class Decoder:
         return self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[rows, vocab]` from the hidden states `[rows, hidden]` of the tokens that need them."""
-        return self._lm_head.apply(hidden).float()
+        """`[rows, vocab]` in the model's dtype, from the hidden states `[rows, hidden]` of tokens that need them."""
+        return self._lm_head.logits(hidden)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every parameter as stored (fused, sharded) by name; a tied output projection is not repeated."""
-        found = _named("embed", self._embed)
+        """Every parameter as stored (fused, this process's share) by name; a tied output projection is not repeated."""
+        found = self._embed.parameters()
         for layer in self._layers:
             for part in (layer.attn_norm, layer.attn, layer.mlp_norm, layer.mlp):
                 found |= part.parameters()
         found |= self._norm.parameters()
         if not self.spec.tie_embeddings:
-            found |= _named("lm_head", self._lm_head)
+            found |= self._lm_head.parameters()
         return found
 
     def targets(self) -> dict[str, LoadTarget]:
         """Every tensor to load, unfused and whole, under the names that a Family maps to a checkpoint's."""
-        found = {"embed.weight": self._table_target(self._embed)}
+        found = self._embed.targets()
         for layer in self._layers:
             found |= layer.attn_norm.targets() | layer.attn.targets() | layer.mlp_norm.targets() | layer.mlp.targets()
         found |= self._norm.targets()
         if not self.spec.tie_embeddings:
-            found["lm_head.weight"] = self._table_target(self._lm_head)
+            found |= self._lm_head.targets()
         return found
 
-    def _table_target(self, table: Weight) -> LoadTarget:
-        rows = slice(0, self.spec.vocab_size)
-        shape = (self.spec.vocab_size, self.spec.hidden_size)
-        return LoadTarget(shape, partial(table.load, "weight", rows), takes_packed=self._method.takes_packed)
 
-
-def _named(name: str, weight: Weight) -> dict[str, Tensor]:
-    return {f"{name}.{key}": tensor for key, tensor in weight.parameters().items()}
+def _table(
+    name: str, spec: DecoderSpec, method: LinearMethod, group: Group, device: torch.device, dtype: torch.dtype
+) -> Table:
+    """A table with a row for every token, split over the group."""
+    if group.size == 1:
+        return Table(name, spec.vocab_size, spec.hidden_size, method=method, device=device, dtype=dtype)
+    return SplitTable(name, spec.vocab_size, spec.hidden_size, method=method, group=group, device=device, dtype=dtype)
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""Weights for a model without files: small, fixed and the same on every machine."""
+"""Weights for a model without files: small, fixed, and the same on every machine of a kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ SPREAD = 1e-3
 """Values are uniform in (-SPREAD, SPREAD)."""
 
 
-def dummy_tensor(name: str, target: LoadTarget, seed: int = 0) -> Tensor:
-    """The float32 host tensor of parameter `name`: ones for a norm, else drawn from (seed, name) alone."""
+def dummy_tensor(
+    name: str, target: LoadTarget, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Parameter `name` on a device: ones for a norm, else drawn from (seed, name) and the kind of device alone."""
     if target.is_norm:
-        return torch.ones(target.shape)
-    generator = torch.Generator().manual_seed((seed << 32) | zlib.crc32(name.encode()))
-    return torch.empty(target.shape).uniform_(-SPREAD, SPREAD, generator=generator)
+        return torch.ones(target.shape, device=device, dtype=dtype)
+    generator = torch.Generator(device).manual_seed((seed << 32) | zlib.crc32(name.encode()))
+    return torch.empty(target.shape, device=device, dtype=dtype).uniform_(-SPREAD, SPREAD, generator=generator)

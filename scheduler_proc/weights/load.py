@@ -39,7 +39,7 @@ def load_weights(decoder: Decoder, files: ModelFiles, progress: Progress | None 
     """
     targets = decoder.targets()
     if files.format == "dummy":
-        return _load_dummy(targets, progress or _silent)
+        return _load_dummy(targets, decoder, progress or _silent)
     return _load_checkpoint(decoder.spec, targets, files, progress or _silent)
 
 
@@ -47,11 +47,13 @@ def _silent(file: str, done_bytes: int, total_bytes: int) -> None:
     pass
 
 
-def _load_dummy(targets: Mapping[str, LoadTarget], progress: Progress) -> Counter[str]:
+def _load_dummy(targets: Mapping[str, LoadTarget], decoder: Decoder, progress: Progress) -> Counter[str]:
+    # On a device they are made there: drawing them on the host would take most of a start.
+    kind = {} if decoder.device.type == "cpu" else {"device": decoder.device, "dtype": decoder.dtype}
     sizes = {name: 4 * torch.Size(target.shape).numel() for name, target in targets.items()}
     done, total = 0, sum(sizes.values())
     for name, target in targets.items():
-        target.load(dummy_tensor(name, target))
+        target.load(dummy_tensor(name, target, **kind))
         done += sizes[name]
         progress("dummy", done, total)
     return Counter({INT8: sum(target.takes_packed for target in targets.values())})

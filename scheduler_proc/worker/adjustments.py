@@ -12,12 +12,14 @@ from torch import Tensor
 
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from scheduler_proc.plan import Adjustment, Joins
+from scheduler_proc.worker.transfer import Transfer
 
 
 class Adjustments:
     """Tables for `kernels.logits.adjust_logits`, and which slot has which of their entries."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, transfer: Transfer) -> None:
+        device = transfer.device
         self.penalties = PenaltyTable(
             repetition=torch.ones(0, device=device),
             presence=torch.zeros(0, device=device),
@@ -32,7 +34,7 @@ class Adjustments:
             min_lens=torch.zeros(0, dtype=torch.int64, device=device),
         )
         self._vocab_size = vocab_size
-        self._device = device
+        self._transfer = transfer
         self._penalty_entries = _Entries(num_slots)
         self._edit_entries = _Entries(num_slots)
 
@@ -105,7 +107,7 @@ class Adjustments:
         table.min_lens[entry] = adjustment.min_len if num_ends else 0
 
     def _upload(self, array: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(array, dtype=dtype, device=self._device)
+        return self._transfer.upload(array, dtype)
 
 
 class _Entries:

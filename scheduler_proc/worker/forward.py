@@ -1,205 +1,93 @@
-"""The forward pass of a step: called operation by operation, or as a program that was recorded once."""
+"""The forward pass of a step, called operation by operation; other ways to run it have the same contract."""
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.cpu import native
-from kernels.cpu.abi import StepInputs
-from kernels.cpu.program import Program, Recording
+from kernels.step import StepInputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.device_slots import DeviceSlots
-
-QUICK_TOKENS = 8
-"""Steps of so few tokens show a sign of life after the pass only, not after every layer."""
-PROGRAM_TOKENS = 8192
-"""Steps of more tokens run operation by operation: room for them is not kept."""
-HEAD_ROWS = 256
-"""Steps of more rows have their logits made apart: room for them is not kept."""
+from scheduler_proc.worker.step_arrays import StepArrays
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """A step's hidden states, and which of them are to give a token."""
+    """A step's hidden states, and what came with them; valid until the next pass."""
 
-    states: Tensor
-    """[num_tokens, hidden]"""
+    states: Tensor | None
+    """[num_tokens, hidden]; None where only logits are kept."""
     kv_lens: Tensor
     """int64 [n]: each row's tokens, with this step's."""
-    sampling: Tensor | None = None
-    """int64 [s]: the sampling rows; None = all, with one token each."""
-    last: Tensor | None = None
-    """int64 [s]: the sampling rows' last tokens, as indices into `states`."""
     logits: Tensor | None = None
-    """float32 [n, vocab], where they came with the pass; only of steps whose rows all decode."""
+    """[n, vocab], where they came with the pass; only of steps whose rows all decode."""
     likeliest: Tensor | None = None
     """int32 [n]: argmax of the logits, where it came with the pass."""
+    drawn: Tensor | None = None
+    """int32 [n]: the tokens, where they were drawn with the pass and the slots have advanced by them."""
 
 
 class Forward(Protocol):
     """Runs a model over a plan's tokens."""
 
-    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
-        """Takes what the slots (rows: int64 [n], on the device) hold before the step, and advances their seq_len.
+    minds_ends: bool
+    """Slots that have ended do nothing in it; else their rows go on, and the host drops what they say."""
 
-        The result is valid until the next call.
-        """
+    def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
+        """Takes what the slots hold before the step, and advances their seq_len."""
         ...
 
 
 class EagerForward:
     """Every operation is called from Python."""
 
-    def __init__(self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int) -> None:
+    minds_ends = True
+
+    def __init__(
+        self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int, scratch_page: int
+    ) -> None:
+        """scratch_page: a page of kv that belongs to nobody."""
         self._decoder = decoder
         self._kv = kv
         self._slots = slots
         self._page_size = page_size
+        self._scratch_location = scratch_page * page_size
 
-    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
-        slots = self._slots
-        context = slots.seq_len[rows]
-        if plan.num_decode == len(plan.rows):
-            kv_lens = context + 1
-            states = self._run(plan, rows, slots.last_token[rows], context, kv_lens, None)
-            slots.seq_len[rows] = kv_lens
-            return Hidden(states, kv_lens)
-        num_rows = len(plan.rows)
-        ends = np.cumsum(plan.q_lens)
-        row_of_token = slots.upload(np.repeat(np.arange(num_rows), plan.q_lens), torch.int64)
-        offsets = np.arange(int(ends[-1])) - np.repeat(ends - plan.q_lens, plan.q_lens)
-        positions = context[row_of_token] + slots.upload(offsets, torch.int64)
-        kv_lens = context + slots.upload(plan.q_lens, torch.int64)
-        tokens = torch.cat([slots.last_token[rows[: plan.num_decode]], slots.upload(plan.tokens, torch.int64)])
-        states = self._run(plan, rows, tokens, positions, kv_lens, row_of_token)
-        slots.seq_len[rows] = kv_lens
-        return _sampling(plan, Hidden(states, kv_lens), slots)
-
-    def _run(
-        self,
-        plan: StepPlan,
-        rows: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        kv_lens: Tensor,
-        row_of_token: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
         page_size, max_kv_len = self._page_size, int(plan.kv_lens.max())
-        table = self._slots.page_table[rows, : -(-max_kv_len // page_size)].to(torch.int64)
-        columns = (positions // page_size)[:, None]
-        token_table = table if row_of_token is None else table[row_of_token]
-        pages = token_table.gather(1, columns)[:, 0]
-        locations = pages * page_size + positions % page_size
-        batch = AttentionBatch(plan.q_lens, kv_lens, max_kv_len, table, page_size, host_kv_lens=plan.kv_lens)
-        return self._decoder.forward(tokens, positions, batch, locations, self._kv)
-
-
-class ProgramForward:
-    """One call for the whole pass, on the CPU. The decoder's operations must be recordable (kernels.dispatch)."""
-
-    def __init__(self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int, max_tokens: int) -> None:
-        """Records the pass for steps of up to `max_tokens` tokens, or PROGRAM_TOKENS; longer ones run eagerly."""
-        max_rows, max_pages = slots.page_table.shape
-        max_tokens = min(max_tokens, PROGRAM_TOKENS)
-        self._eager = EagerForward(decoder, kv, slots, page_size)
-        self._decoder = decoder
-        self._slots = slots
-        self._tokens, self._positions, self._locations = torch.zeros(3, max_tokens, dtype=torch.int64)
-        self._q_lens = np.zeros(max_rows, np.int32)
-        self._kv_lens = torch.zeros(max_rows, dtype=torch.int64)
-        self._page_table = torch.zeros(max_rows, max_pages, dtype=torch.int32)
-        self._inputs = StepInputs(
-            slots.seq_len.data_ptr(),
-            slots.last_token.data_ptr(),
-            slots.page_table.data_ptr(),
-            max_pages,
+        decodes = arrays.q_starts is None
+        num_tokens = len(plan.rows) if arrays.host_tokens is None else len(arrays.host_tokens)
+        inputs = _empty_inputs(num_tokens, len(plan.rows), -(-max_kv_len // page_size), self._slots.seq_len.device)
+        self._decoder.kernels.step_inputs(
+            arrays.rows,
+            arrays.q_starts,
+            arrays.host_tokens,
+            self._slots.tensors,
             page_size,
-            self._tokens.data_ptr(),
-            self._positions.data_ptr(),
-            self._locations.data_ptr(),
-            self._q_lens.ctypes.data,
-            self._kv_lens.data_ptr(),
-            self._page_table.data_ptr(),
+            self._scratch_location,
+            decodes,
+            inputs,
         )
-        self._inputs_address = ctypes.addressof(self._inputs)
-        self._views: dict[tuple[int, bool], Hidden] = {}
-        self._pass = self._record_pass(kv, page_size)
-        self._head = self._record_head()
-
-    def __call__(self, plan: StepPlan, rows: Tensor) -> Hidden:
-        num_rows = len(plan.rows)
-        if plan.num_decode + len(plan.tokens) > len(self._tokens):
-            return self._eager(plan, rows)
-        q_lens = np.ascontiguousarray(plan.q_lens, np.int32)
-        host_tokens = np.ascontiguousarray(plan.tokens, np.int32)
-        num_tokens = native.loaded().engine_cpu_step_inputs(
-            self._inputs_address,
-            rows.data_ptr(),
-            num_rows,
-            plan.num_decode,
-            q_lens.ctypes.data,
-            host_tokens.ctypes.data,
+        # Prompts' attention may be planned by the host, with the lengths that it knows; so none is empty there.
+        host_kv_lens = None if decodes else plan.kv_lens
+        batch = AttentionBatch(
+            plan.q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, page_size, host_kv_lens=host_kv_lens
         )
-        if num_tokens < 0:
-            raise RuntimeError("a row of the step is longer than its page table")
-        if num_tokens > QUICK_TOKENS:
-            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
-        else:
-            self._pass.run(num_tokens, num_rows)
-        if plan.num_decode < num_rows:
-            done = Hidden(self._pass.results[0][:num_tokens], self._kv_lens[:num_rows])
-            return _sampling(plan, done, self._slots)
-        if num_rows > HEAD_ROWS:
-            return Hidden(self._pass.results[0][:num_rows], self._kv_lens[:num_rows])
-        if plan.all_greedy:
-            self._head.run(num_rows, num_rows)
-        else:
-            self._head.run_to_mark(num_rows, num_rows)
-        return self._decoded(num_rows, plan.all_greedy)
-
-    def _decoded(self, num_rows: int, greedy: bool) -> Hidden:
-        """Views of the programs' results; kept, for a steady step is short and a view costs microseconds."""
-        known = self._views.get((num_rows, greedy))
-        if known is None:
-            logits, likeliest = (result[:num_rows] for result in self._head.results)
-            states, kv_lens = self._pass.results[0][:num_rows], self._kv_lens[:num_rows]
-            known = Hidden(states, kv_lens, logits=logits, likeliest=likeliest if greedy else None)
-            self._views[num_rows, greedy] = known
-        return known
-
-    def _record_pass(self, kv: list[Tensor], page_size: int) -> Program:
-        batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, page_size)
-        recording = Recording(len(self._tokens), len(self._q_lens))
-        decoder = self._decoder
-        beat, decoder.on_layer = decoder.on_layer, recording.mark
-        with torch.inference_mode(), recording.taking():
-            hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, kv)
-        decoder.on_layer = beat
-        return recording.finish(hidden)
-
-    def _record_head(self) -> Program:
-        """Logits of the first tokens of a pass, one for each row, and after a mark their argmax."""
-        max_rows = min(len(self._q_lens), HEAD_ROWS)
-        recording = Recording(max_rows, max_rows)
-        with torch.inference_mode(), recording.taking():
-            logits = self._decoder.logits(self._pass.results[0][:max_rows])
-            recording.mark()
-            likeliest = self._decoder.kernels.argmax_rows(logits)
-        return recording.finish(logits, likeliest)
+        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._kv)
+        return Hidden(states, inputs.kv_lens)
 
 
-def _sampling(plan: StepPlan, done: Hidden, slots: DeviceSlots) -> Hidden:
-    """With which rows of a step with prompts sample."""
-    return replace(
-        done,
-        sampling=slots.upload(np.flatnonzero(plan.sample), torch.int64),
-        last=slots.upload(np.cumsum(plan.q_lens)[plan.sample] - 1, torch.int64),
+def _empty_inputs(num_tokens: int, num_rows: int, num_columns: int, device: torch.device) -> StepInputs:
+    tokens, positions, locations = torch.empty(3, num_tokens, dtype=torch.int64, device=device).unbind(0)
+    return StepInputs(
+        tokens,
+        positions,
+        locations,
+        torch.empty(num_rows, dtype=torch.int64, device=device),
+        torch.empty(num_rows, num_columns, dtype=torch.int32, device=device),
     )

@@ -1,34 +1,26 @@
-"""Runs one StepPlan on a model: inputs from device slots, forward, sample, score, advance the slots."""
+"""Runs StepPlans on a model: inputs from device slots, forward, sample, score, advance the slots."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.config import LogprobsMode
 from kernels.dispatch import KernelSet
 from kernels.logits import AdjustedRows
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
-from scheduler_proc.plan import StepPlan, StepResult, TokenScores
+from scheduler_proc.plan import StepPlan, StepResult
 from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Forward, Hidden
-from scheduler_proc.worker.scores import score_in_pieces, scored_rows, spread
-
-
-@dataclass
-class _Rows:
-    """What a step derives from its rows alone; kept while a plan's rows_version stays."""
-
-    version: int
-    slots: torch.Tensor
-    """int64 [n]"""
-    adjusted: AdjustedRows | None = None
-    """Among the sampling rows; made when first needed."""
+from scheduler_proc.worker.pending import PendingScores, PendingStep
+from scheduler_proc.worker.scores import score_in_pieces, scored_rows
+from scheduler_proc.worker.step_arrays import StepArrays, upload_arrays
 
 
 class ModelRunner:
@@ -48,30 +40,35 @@ class ModelRunner:
         self.kv_pool = kv_pool
         self.slots = slots
         self.logprobs_mode = logprobs_mode
-        self._forward = forward
-        self.adjustments = Adjustments(len(slots.seq_len), decoder.spec.vocab_size, decoder.device)
+        self.forward = forward
+        self.transfer = slots.transfer
+        self.adjustments = Adjustments(slots.num_slots, decoder.spec.vocab_size, slots.transfer)
         self._untold: deque[StepPlan] = deque()
         """Plans whose joins and pages the slots have not taken in."""
-        self._rows = _Rows(-1, torch.zeros(0, dtype=torch.int64))
+        self._arrays: StepArrays | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute `plan` and wait for its result."""
+        return self.launch(plan).result()
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Execute `plan`; returns its tokens, and the logprobs it asks for, on the host."""
-        slots = self.slots
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Execute `plan`, on a device that works beside the host without waiting for it."""
         self._untold.append(plan)
         while self._untold:
             # First of all, and again if it fails: a slot whose pages were lost would write into those of others.
             self._tell(self._untold[0])
             self._untold.popleft()
-        if self._rows.version != plan.rows_version:
-            self._rows = _Rows(plan.rows_version, slots.upload(plan.rows, torch.int64))
-        done = self._forward(plan, self._rows.slots)
-        result = StepResult(np.full((len(plan.rows), 1), 0, np.int32), None, None)
+        if self._arrays is None or self._arrays.version != plan.rows_version:
+            self._arrays = upload_arrays(plan, self.transfer)
+        done = self.forward(plan, self._arrays)
+        pending = PendingStep(plan)
         if plan.sample.any():
-            self._sample(plan, done, result)
+            self._sample(plan, self._arrays, done, pending)
         if plan.prompt_scores:
-            self._score_prompts(plan, done.states, result)
-        return result
+            self._score_prompts(plan, done, pending)
+        pending.arrival = self.transfer.arrival()
+        return pending
 
     def _tell(self, plan: StepPlan) -> None:
         """Bring the device slots up to what the plan knows of them."""
@@ -82,110 +79,111 @@ class ModelRunner:
             if updates is not None:
                 self.slots.set_pages(updates)
 
-    def _sample(self, plan: StepPlan, done: Hidden, result: StepResult) -> None:
-        """Draw the step's tokens, advance the slots by them, and put them into `result` with their logprobs."""
-        rows, hidden, kv_lens = self._rows.slots, done.states, done.kv_lens
-        if done.sampling is not None:
-            rows, hidden, kv_lens = rows[done.sampling], hidden[done.last], kv_lens[done.sampling]
-        logits = self.decoder.logits(hidden) if done.logits is None else done.logits
-        adjusted = self._adjusted_rows(plan) if plan.adjusts_logits else None
+    def _sample(self, plan: StepPlan, arrays: StepArrays, done: Hidden, pending: PendingStep) -> None:
+        """Draw the step's tokens, advance the slots by them, and send them with their logprobs on their way."""
         wanted = scored_rows(plan) if plan.logprobs is not None else None
+        if done.drawn is not None and wanted is None:
+            pending.tokens = self.transfer.download(done.drawn)
+            return
+        rows, kv_lens = arrays.sampling_rows, done.kv_lens
+        if arrays.sampling is not None:
+            kv_lens = kv_lens[arrays.sampling]
+        logits = self._logits(arrays, done)
+        adjusted = self._adjusted_rows(plan, arrays) if plan.adjusts_logits else None
         raw = None
         if adjusted is not None:
+            # Rounding after each change would add up.
+            logits = logits.float()
             if wanted is not None and self.logprobs_mode == "raw":
                 raw = self._kept(plan, logits, wanted)
             self.kernels.adjust_logits(logits, kv_lens, self.adjustments.penalties, self.adjustments.edits, adjusted)
-        drawn = done.likeliest if adjusted is None else None
+        drawn = done.drawn
         if drawn is None:
-            drawn = self._draw(plan, logits, rows, kv_lens)
-        self.kernels.advance(self.slots.last_token, rows, drawn)
+            drawn = done.likeliest if adjusted is None else None
+            if drawn is None:
+                drawn = self._draw(plan, logits, rows, kv_lens)
+            # All ranks draw, and rank 0's draw counts: it alone knows what changes logits.
+            self.decoder.group.broadcast(drawn)
+            self._advance(rows, drawn)
         if adjusted is not None:
             self.adjustments.count(self.slots.last_token[rows], adjusted)
-        host = drawn.cpu().numpy()
-        if done.sampling is None:
-            # A copy: the next step may write over what it was drawn into.
-            result.tokens = host.reshape(-1, 1).copy()
-        else:
-            result.tokens[plan.sample, 0] = host
-        if result.tokens.min() < 0:
-            result.failed = result.tokens[:, 0] < 0
+        pending.tokens = self.transfer.download(drawn)
         if raw is not None:
             logits.index_copy_(0, *raw)
         if wanted is not None:
             tokens = self.slots.last_token[rows]
-            result.scores = self._score_tokens(plan, logits, tokens, rows, wanted)
+            pending.scores = self._score_tokens(plan, logits, tokens, rows, wanted)
 
-    def _adjusted_rows(self, plan: StepPlan) -> AdjustedRows:
-        if self._rows.adjusted is None:
-            self._rows.adjusted = self.adjustments.rows_of(plan.rows[plan.sample])
-        return self._rows.adjusted
+    def _logits(self, arrays: StepArrays, done: Hidden) -> Tensor:
+        """[s, vocab] of the sampling rows."""
+        if done.logits is not None:
+            return done.logits
+        assert done.states is not None
+        return self.decoder.logits(done.states if arrays.last is None else done.states[arrays.last])
 
-    def _kept(self, plan: StepPlan, logits: torch.Tensor, wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def _advance(self, rows: Tensor, drawn: Tensor) -> None:
+        if self.forward.minds_ends:
+            self.kernels.advance_ends(self.slots.tensors, rows, drawn)
+        else:
+            self.kernels.advance(self.slots.last_token, rows, drawn)
+
+    def _adjusted_rows(self, plan: StepPlan, arrays: StepArrays) -> AdjustedRows:
+        if arrays.adjusted is None:
+            arrays.adjusted = self.adjustments.rows_of(plan.rows[plan.sample])
+        return arrays.adjusted
+
+    def _kept(self, plan: StepPlan, logits: Tensor, wanted: np.ndarray) -> tuple[Tensor, Tensor]:
         """Rows whose own logits are wanted after they were adjusted, and a copy of those logits."""
         adjusts = self.adjustments.adjusts(plan.rows[plan.sample][wanted])
-        both = self.slots.upload(wanted[adjusts], torch.int64)
+        both = self.transfer.upload(wanted[adjusts], torch.int64)
         return both, logits[both]
 
-    def _draw(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+    def _draw(self, plan: StepPlan, logits: Tensor, rows: Tensor, kv_lens: Tensor) -> Tensor:
         """int32 [s]: a token for each sampling row; -1 where the logits hold a NaN."""
         if plan.all_greedy:
             return self.kernels.argmax_rows(logits)
-        slots = self.slots
         return self.kernels.sample(
-            logits,
-            temperature=slots.temperature[rows],
-            top_k=slots.top_k[rows],
-            top_p=slots.top_p[rows],
-            min_p=slots.min_p[rows],
-            seeds=slots.seeds[rows],
-            positions=kv_lens,
-            all_greedy=False,
-            needs_filter=plan.needs_filter,
+            logits, *self.slots.sampling.of(rows), kv_lens, all_greedy=False, needs_filter=plan.needs_filter
         )
 
     def _score_tokens(
-        self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, wanted: np.ndarray
-    ) -> TokenScores:
+        self, plan: StepPlan, logits: Tensor, tokens: Tensor, rows: Tensor, wanted: np.ndarray
+    ) -> PendingScores | None:
         assert plan.logprobs is not None
-        index = self.slots.upload(wanted, torch.int64)
+        if not len(wanted):
+            return None
+        index = self.transfer.upload(wanted, torch.int64)
         width = int(plan.logprobs[plan.sample].max(initial=0))
 
-        def logits_of(begin: int, end: int) -> torch.Tensor:
+        def logits_of(begin: int, end: int) -> Tensor:
             piece = index[begin:end]
             own = logits[piece]
             return own if self.logprobs_mode == "raw" else self._processed(plan, own, rows[piece])
 
-        return spread(plan, score_in_pieces(self.kernels, logits_of, tokens[index], width))
+        return self._scores_of(logits_of, tokens[index], width)
 
-    def _processed(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        slots = self.slots
-        return self.kernels.processed_logits(
-            logits,
-            temperature=slots.temperature[rows],
-            top_k=slots.top_k[rows],
-            top_p=slots.top_p[rows],
-            min_p=slots.min_p[rows],
-            needs_filter=plan.needs_filter,
-        )
+    def _scores_of(self, logits_of: Callable[[int, int], Tensor], tokens: Tensor, width: int) -> PendingScores:
+        found = score_in_pieces(self.kernels, logits_of, tokens, width)
+        chosen, ids, tops = (self.transfer.download(part) for part in found)
+        return PendingScores(chosen, ids, tops, width)
 
-    def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor, result: StepResult) -> None:
-        """Logprobs of prompt tokens by the model's own logits; a row with a NaN in them fails."""
+    def _processed(self, plan: StepPlan, logits: Tensor, rows: Tensor) -> Tensor:
+        temperature, top_k, top_p, min_p, _ = self.slots.sampling.of(rows)
+        return self.kernels.processed_logits(logits, temperature, top_k, top_p, min_p, needs_filter=plan.needs_filter)
+
+    def _score_prompts(self, plan: StepPlan, done: Hidden, pending: PendingStep) -> None:
+        """Logprobs of prompt tokens by the model's own logits."""
         starts = np.cumsum(plan.q_lens) - plan.q_lens
-        failed = np.zeros(len(plan.rows), bool)
-        scores = []
+        states = done.states
+        assert states is not None
         for wanted in plan.prompt_scores:
             first = int(starts[wanted.row]) + wanted.offset
 
-            def logits_of(begin: int, end: int, first: int = first) -> torch.Tensor:
-                logits = self.decoder.logits(hidden[first + begin : first + end])
+            def logits_of(begin: int, end: int, first: int = first) -> Tensor:
+                logits = self.decoder.logits(states[first + begin : first + end])
                 # As long a piece of work as a layer.
                 self.decoder.on_layer()
                 return logits
 
-            targets = self.slots.upload(wanted.targets, torch.int64)
-            found = score_in_pieces(self.kernels, logits_of, targets, wanted.width)
-            failed[wanted.row] |= bool(np.isnan(found.chosen).any())
-            scores.append(found)
-        result.prompt_scores = tuple(scores)
-        if failed.any():
-            result.failed = failed if result.failed is None else result.failed | failed
+            targets = self.transfer.upload(wanted.targets, torch.int64)
+            pending.prompt_scores.append(self._scores_of(logits_of, targets, wanted.width))

@@ -12,7 +12,9 @@ from kernels.dispatch import KernelSet
 from scheduler_proc.plan import StepPlan, TokenScores
 
 PIECE_ROWS = 32
-"""Rows whose logprobs are worked out at a time: each takes a few vectors as wide as the vocabulary."""
+"""Rows whose logprobs are worked out at a time on a CPU: each takes a few vectors as wide as the vocabulary."""
+DEVICE_PIECE_ROWS = 256
+"""The same on other devices, where small pieces would leave most of them idle."""
 
 
 def scored_rows(plan: StepPlan) -> np.ndarray:
@@ -25,7 +27,9 @@ def spread(plan: StepPlan, found: TokenScores) -> TokenScores:
     """Scores of `scored_rows` put where the plan has those rows; zeros elsewhere."""
     rows = np.flatnonzero(plan.sample)[scored_rows(plan)]
     num, width = len(plan.rows), found.ids.shape[1]
-    scores = _empty(num, width, 0.0)
+    scores = TokenScores(
+        np.zeros(num, np.float32), np.zeros((num, width), np.int32), np.zeros((num, width), np.float32)
+    )
     scores.chosen[rows] = found.chosen
     scores.ids[rows] = found.ids
     scores.tops[rows] = found.tops
@@ -34,24 +38,19 @@ def spread(plan: StepPlan, found: TokenScores) -> TokenScores:
 
 def score_in_pieces(
     kernels: KernelSet, logits_of: Callable[[int, int], Tensor], tokens: Tensor, width: int
-) -> TokenScores:
-    """Scores of `tokens` (int64 [m]), whose logits `logits_of(begin, end)` makes a piece at a time.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of `tokens` (int64 [m], m > 0), whose logits `logits_of(begin, end)` makes a piece at a time.
 
-    A width beyond the vocabulary is filled up with token 0 at -inf.
+    Returns what `kernels.logprobs.score_tokens` does, of all pieces; no more alternatives than the vocabulary has.
     """
     num = len(tokens)
-    scores = _empty(num, width, -np.inf)
-    for begin in range(0, num, PIECE_ROWS):
-        end = min(begin + PIECE_ROWS, num)
+    at_once = PIECE_ROWS if tokens.device.type == "cpu" else DEVICE_PIECE_ROWS
+    found = []
+    for begin in range(0, num, at_once):
+        end = min(begin + at_once, num)
         logits = logits_of(begin, end)
-        chosen, ids, tops = kernels.score_tokens(logits, tokens[begin:end], min(width, logits.shape[1]))
-        scores.chosen[begin:end] = chosen.cpu().numpy()
-        scores.ids[begin:end, : ids.shape[1]] = ids.to(torch.int32).cpu().numpy()
-        scores.tops[begin:end, : ids.shape[1]] = tops.cpu().numpy()
-    return scores
-
-
-def _empty(num: int, width: int, top: float) -> TokenScores:
-    return TokenScores(
-        np.zeros(num, np.float32), np.zeros((num, width), np.int32), np.full((num, width), top, np.float32)
-    )
+        found.append(kernels.score_tokens(logits, tokens[begin:end], min(width, logits.shape[1])))
+    if len(found) == 1:
+        return found[0]
+    chosen, ids, tops = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return chosen, ids, tops

@@ -137,9 +137,9 @@ ADJUSTMENT = Adjustment(0, 1.5, 0.5, 0.25, ids(5, 6), ids(), ids(9), np.array([1
 def joining(**changes: object) -> StepPlan:
     one = np.zeros(1, np.float32)
     adjustment = msgspec.structs.replace(ADJUSTMENT, **changes)
-    return msgspec.structs.replace(
-        PLAN, joins=Joins(ids(0), ids(0), one, one, ids(-1), one, np.zeros(1, np.int64), (adjustment,))
-    )
+    seeds, stop_ids = np.zeros(1, np.int64), np.zeros((1, 0), np.int32)
+    joins = Joins(ids(0), ids(0), one, one, ids(-1), one, seeds, stop_ids, (adjustment,))
+    return msgspec.structs.replace(PLAN, joins=joins)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.errors import ModelFileError
 from engine.model_files.types import ModelFiles
 from kernels.packed_rows import PackedRows
+from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.weights.load import load_weights
 from tests.support.tiny_models import write_tiny_model
@@ -39,7 +40,12 @@ class Taken:
             )
             for name, target in decoder.targets().items()
         }
-        return load_weights(cast(Decoder, SimpleNamespace(spec=decoder.spec, targets=lambda: targets)), files)
+        return load_weights(_decoder(decoder, targets), files)
+
+
+def _decoder(decoder: Decoder, targets: Mapping[str, LoadTarget]) -> Decoder:
+    """What the loader sees of one, with other targets."""
+    return cast(Decoder, SimpleNamespace(spec=decoder.spec, device=decoder.device, targets=lambda: targets))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -16,9 +16,13 @@ from kernels.dispatch import KernelSet
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Adjustment, Joins, PageUpdates, PromptScores, StepPlan, StepResult
+from scheduler_proc.worker.capture import Captured
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import EagerForward
+from scheduler_proc.worker.graph_forward import GraphForward
 from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.rehearsal import Rehearsal
+from scheduler_proc.worker.transfer import Transfer
 from tests.support.tiny_models import tiny_config, tiny_tensors, write_tiny_model
 from tests.unit.kernels.wishes import Wish
 from tests.unit.models.paging import cpu_kernels, decoder_from, run_one, spec_in
@@ -26,6 +30,7 @@ from tests.unit.models.paging import cpu_kernels, decoder_from, run_one, spec_in
 VOCAB = 120
 MAX_LEN = 160
 PAGE = 4
+MAX_STOPS = 3
 
 
 @cache
@@ -51,6 +56,7 @@ class Occupant:
     output: list[int]
     wish: Wish | None
     sampling: dict[str, float]
+    stops: Sequence[int] = ()
     done: int = 0
     """Tokens whose KV is planned."""
     told: bool = False
@@ -70,28 +76,41 @@ class Steps:
         num_slots: int = 6,
         kernels: KernelSet | None = None,
         decoder: Decoder | None = None,
+        max_graph_rows: int = 0,
     ) -> None:
+        """max_graph_rows: decode steps of up to so many rows are replayed, as on a device that has graphs."""
         decoder = decoder or tiny_decoder()
         shape, max_pages = decoder.kv_shape, MAX_LEN // PAGE
         cpu = torch.device("cpu")
-        pool = KVPool(
-            shape.num_layers, num_slots * max_pages, PAGE, shape.num_kv_heads, shape.head_dim, torch.float32, cpu
-        )
-        slots = DeviceSlots(num_slots, max_pages, cpu)
-        forward = EagerForward(decoder, pool.layers, slots, PAGE)
+        num_pages = num_slots * max_pages
+        pool = KVPool(shape.num_layers, num_pages + 1, PAGE, shape.num_kv_heads, shape.head_dim, torch.float32, cpu)
+        slots = DeviceSlots(num_slots, max_pages, Transfer(cpu), MAX_STOPS)
+        forward = EagerForward(decoder, pool.layers, slots, PAGE, num_pages)
         self.runner = ModelRunner(decoder, kernels or cpu_kernels(), pool, slots, forward, mode)
+        if max_graph_rows:
+            graphs = GraphForward(decoder, pool.layers, slots, PAGE, num_pages, max_graph_rows, forward)
+            rehearsal = Rehearsal(self.runner, num_pages, PAGE)
+            graphs.capture(Again(), rehearsal.seat, lambda done: None)
+            rehearsal.clear()
+            self.runner.forward = graphs
         self.slots: dict[int, Occupant] = {}
         self._max_pages = max_pages
         self._step = 0
         self._versions: dict[tuple[int, ...], int] = {}
 
     def join(
-        self, slot: int, prompt: Sequence[int], output: Sequence[int] = (), wish: Wish | None = None, **sampling: float
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        wish: Wish | None = None,
+        stops: Sequence[int] = (),
+        **sampling: float,
     ) -> Occupant:
         """A new occupant; the device hears of it with the next plan. `wish` needs no prompt and output of its own."""
         if wish is not None:
             wish = replace(wish, prompt=list(prompt), output=list(output))
-        self.slots[slot] = Occupant(list(prompt), list(output), wish, sampling)
+        self.slots[slot] = Occupant(list(prompt), list(output), wish, sampling, stops)
         return self.slots[slot]
 
     def plan(
@@ -154,6 +173,7 @@ class Steps:
     def _version(self, rows: tuple[int, ...], changes: bool) -> int:
         if changes:
             self._versions.clear()
+            return self._step
         return self._versions.setdefault(rows, self._step)
 
     def _joins(self, slots: list[int]) -> Joins:
@@ -172,6 +192,7 @@ class Steps:
             top_k=values("top_k", -1, np.int32),
             min_p=values("min_p", 0.0, np.float32),
             seeds=values("seed", 0, np.int64),
+            stop_ids=np.array([stop_ids(occupant) for occupant in occupants], np.int32),
             adjustments=tuple(
                 adjustment_of(slot, occupant.wish)
                 for slot, occupant in zip(slots, occupants, strict=True)
@@ -183,6 +204,21 @@ class Steps:
         columns = np.tile(np.arange(self._max_pages, dtype=np.int32), len(slots))
         rows = np.repeat(np.array(slots, np.int32), self._max_pages)
         return PageUpdates(rows, columns, rows * self._max_pages + columns)
+
+
+class Again:
+    """Captures on the CPU: what was captured is called again, into the same output."""
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+        output = work()
+        return Captured(lambda: output.copy_(work()), output)
+
+    def borrowed(self, output: torch.Tensor) -> torch.Tensor:
+        return output
+
+
+def stop_ids(occupant: Occupant) -> list[int]:
+    return [*occupant.stops, *[-1] * (MAX_STOPS - len(occupant.stops))]
 
 
 def adjustment_of(slot: int, wish: Wish) -> Adjustment:

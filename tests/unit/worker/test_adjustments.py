@@ -14,6 +14,7 @@ from kernels.sampling import sample
 from scheduler_proc.plan import Joins
 from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.transfer import Transfer
 from tests.unit.kernels.wishes import Wish, naive, random_wish
 from tests.unit.models.paging import cpu_kernels
 from tests.unit.worker.steps import VOCAB, Occupant, Steps, adjustment_of, logits_of
@@ -59,11 +60,12 @@ def draw(row: np.ndarray, length: int, sampling: dict[str, float]) -> int:
     return int(tokens[0])
 
 
+@pytest.mark.parametrize("max_graph_rows", [0, 4, 6])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_batches(seed: int) -> None:
+def test_random_batches(seed: int, max_graph_rows: int) -> None:
     """Joins, chunks, decoding, resumed output and reused slots in any order; results seen up to 3 steps late."""
     rng = np.random.default_rng(seed)
-    steps = Steps()
+    steps = Steps(max_graph_rows=max_graph_rows)
     gone: list[Occupant] = []
     for _ in range(12):
         plans = []
@@ -177,9 +179,11 @@ def test_a_row_of_nan_fails_and_harms_nobody() -> None:
     steps.run(steps.plan(chunks={0: 3, 1: 3}))
     page = steps.runner.slots.page_table[0, 0]
     steps.runner.kv_pool.layers[0][page] = torch.nan
-    results = steps.run(*(steps.plan(decode=[0, 1]) for _ in range(3)))
-    for result in results:
-        assert result.failed is not None and result.failed.tolist() == [True, False]
+    failing, *later = steps.run(*(steps.plan(decode=[0, 1]) for _ in range(3)))
+    assert failing.failed is not None and failing.failed.tolist() == [True, False]
+    for result in later:
+        # The row has ended on the device.
+        assert result.failed is None and result.tokens[0].tolist() == [0]
     assert steps.slots[1].drawn == expected(steps.slots[1])
 
 
@@ -231,7 +235,7 @@ def test_plain_steps_do_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ends_of_others_are_not_held_back() -> None:
     """Entries with more and fewer ends and biases than the one before, in a table that is as wide as the widest."""
-    tables = Adjustments(4, VOCAB, torch.device("cpu"))
+    tables = Adjustments(4, VOCAB, Transfer(torch.device("cpu")))
     wishes: dict[int, Wish] = {}
     for slot, ends in ((0, [5]), (1, [7, 8, 9]), (1, [3]), (2, []), (0, [6, 11]), (3, [8, 2, 9, 40])):
         wishes[slot] = Wish(bias={20 + end: 2.0 for end in ends} or {1: 1.0}, ends=ends, min_len=50)
@@ -246,6 +250,5 @@ def test_ends_of_others_are_not_held_back() -> None:
 
 def joins_of(slot: int, wish: Wish) -> Joins:
     one = np.ones(1, np.int32)
-    return Joins(
-        one * slot, one, one * 1.0, one * 1.0, one, one * 0.0, one.astype(np.int64), (adjustment_of(slot, wish),)
-    )
+    sampling = (one * 1.0, one * 1.0, one, one * 0.0, one.astype(np.int64))
+    return Joins(one * slot, one, *sampling, np.zeros((1, 0), np.int32), (adjustment_of(slot, wish),))

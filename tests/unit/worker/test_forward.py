@@ -15,7 +15,10 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.weights.load import load_weights
 from scheduler_proc.worker.device_slots import DeviceSlots
-from scheduler_proc.worker.forward import EagerForward, Forward, ProgramForward
+from scheduler_proc.worker.forward import EagerForward, Forward
+from scheduler_proc.worker.program_forward import ProgramForward
+from scheduler_proc.worker.step_arrays import upload_arrays
+from scheduler_proc.worker.transfer import Transfer
 from tests.support.packed import every_isa, needs_kernels, using
 from tests.support.tiny_models import write_tiny_model
 
@@ -47,7 +50,7 @@ class _Runs:
         self.max_pages = -(-LENGTH // page_size)
         self.pool = pool = KVPool(
             shape.num_layers,
-            SLOTS * self.max_pages,
+            SLOTS * self.max_pages + 1,
             page_size,
             shape.num_kv_heads,
             shape.head_dim,
@@ -56,14 +59,13 @@ class _Runs:
         )
         # What nobody wrote must not matter.
         pool.fill(torch.arange(SLOTS * self.max_pages), 1e4)
-        self.slots = DeviceSlots(SLOTS, self.max_pages, torch.device("cpu"))
+        self.slots = DeviceSlots(SLOTS, self.max_pages, Transfer(torch.device("cpu")), 1)
         order = torch.randperm(SLOTS * self.max_pages, generator=torch.Generator().manual_seed(page_size))
-        self.slots.page_table.copy_(order.view(SLOTS, self.max_pages))
-        self.forward: Forward
+        self.slots.page_table[:SLOTS].copy_(order.view(SLOTS, self.max_pages))
+        eager = EagerForward(decoder, pool.layers, self.slots, page_size, SLOTS * self.max_pages)
+        self.forward: Forward = eager
         if program:
-            self.forward = ProgramForward(decoder, pool.layers, self.slots, page_size, MAX_TOKENS)
-        else:
-            self.forward = EagerForward(decoder, pool.layers, self.slots, page_size)
+            self.forward = ProgramForward(decoder, pool.layers, self.slots, page_size, MAX_TOKENS, eager)
         self.hidden: list[list[torch.Tensor]] = [[] for _ in range(SLOTS)]
 
     @torch.inference_mode()
@@ -91,7 +93,7 @@ class _Runs:
             joins=None,
             pages=(None,),
         )
-        self.done = done = self.forward(plan, rows)
+        self.done = done = self.forward(plan, upload_arrays(plan, self.slots.transfer))
         assert torch.equal(self.slots.seq_len[rows], done.kv_lens)
         for slot, states in zip(slots, done.states.split(q_lens.tolist()), strict=True):
             self.hidden[slot].append(states.clone())
@@ -157,7 +159,7 @@ def _with_kernels(decoder: Decoder, kernels: object) -> Decoder:
     """The same packed weights, by other operations."""
     made = Decoder(decoder.spec, kernels, "cpu", torch.float32, max_position=512, method=Packed(kernels))  # type: ignore[arg-type]
     for name in ("_embed", "_lm_head"):
-        getattr(made, name)._parts = getattr(decoder, name)._parts
+        getattr(made, name)._weight._parts = getattr(decoder, name)._weight._parts
     for mine, theirs in zip(made._layers, decoder._layers, strict=True):
         for one, other in (
             (mine.attn._qkv, theirs.attn._qkv),
@@ -185,7 +187,7 @@ def test_logits_come_with_a_decode_step_unless_it_is_large(decoder: Decoder, mon
         assert logits is not None and runs.done.likeliest is not None
         assert torch.equal(logits, decoder.logits(runs.done.states))
         assert torch.equal(runs.done.likeliest, logits.argmax(-1).to(torch.int32))
-        monkeypatch.setattr("scheduler_proc.worker.forward.HEAD_ROWS", 1)
+        monkeypatch.setattr("scheduler_proc.worker.program_forward.HEAD_ROWS", 1)
         small = _Runs(decoder)
         small.step({0: prompt, 1: prompt})
         small.step({0: [5], 1: [6]})
@@ -198,7 +200,7 @@ def test_steps_longer_than_the_program_run_eagerly(decoder: Decoder, monkeypatch
     with using(threads=2):
         expected = _Runs(decoder)
         expected.step({0: prompt})
-        monkeypatch.setattr("scheduler_proc.worker.forward.PROGRAM_TOKENS", 20)
+        monkeypatch.setattr("scheduler_proc.worker.program_forward.PROGRAM_TOKENS", 20)
         runs = _Runs(decoder)
         runs.step({0: prompt[:30]})
         runs.step({0: prompt[30:]})

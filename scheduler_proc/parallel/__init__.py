@@ -1,0 +1,1 @@
+"""One model over several processes: their group, who leads it, who follows."""

@@ -1,0 +1,58 @@
+"""What options stand for here: `auto` on this machine, where only the scheduler knows torch; lengths for this model."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.model_files.types import ModelFiles
+
+log = logging.getLogger(__name__)
+
+LEAST_CAPABILITY = (8, 0)
+"""Of a CUDA device: the kernels want what came with Ampere."""
+
+
+def settle(config: EngineConfig) -> EngineConfig:
+    """The configuration with `--device auto` replaced by the device it means here. Raises ConfigError where a CUDA
+    device is asked for and there is none that can be used."""
+    asked = config.scheduler.device
+    if asked not in ("auto", "cuda"):
+        return config
+    import torch
+
+    reason = _why_no_cuda()
+    if asked == "cuda" and reason:
+        raise ConfigError(f"--device cuda: {reason} (torch {torch.__version__}). Leave it out to run on the CPU.")
+    device = "cpu" if reason else "cuda"
+    if asked == "auto":
+        log.info("event=device device=%s%s", device, f" reason={reason}" if reason else "")
+    return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, device=device))
+
+
+def context_length(config: EngineConfig, model: ModelFiles) -> int:
+    """Most tokens of one request; raises ConfigError if more is asked than the model can do."""
+    asked = config.model.context_length
+    if asked is None:
+        return model.config.max_position
+    if asked > model.config.max_position:
+        raise ConfigError(
+            f"--context-length is {asked}, but {model.name} handles at most {model.config.max_position} tokens."
+        )
+    return asked
+
+
+def _why_no_cuda() -> str:
+    """Empty if there is a device that the kernels can use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device was found"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        needed = ".".join(map(str, LEAST_CAPABILITY))
+        return f"the CUDA device has compute capability {'.'.join(map(str, capability))}, {needed} is needed"
+    return ""

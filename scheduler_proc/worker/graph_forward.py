@@ -1,0 +1,191 @@
+"""Decode steps as CUDA graphs: one for the forward pass and one for drawing the tokens, for some sizes of batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.step import StepInputs
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.plan import StepPlan
+from scheduler_proc.worker.capture import Capture, Captured
+from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
+from scheduler_proc.worker.forward import Forward, Hidden
+from scheduler_proc.worker.step_arrays import StepArrays
+
+_FINE_SIZES = 8
+_FINE_UNTIL = 64
+_COARSE_SIZES = 16
+
+
+class Drawing(Enum):
+    """How the rows of a step draw their tokens; each has graphs of its own."""
+
+    GREEDY = "greedy"
+    PLAIN = "plain"
+    FILTERED = "filtered"
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Batch sizes that have graphs: others are filled up to the next."""
+    fine = range(_FINE_SIZES, min(max_rows, _FINE_UNTIL) + 1, _FINE_SIZES)
+    coarse = range(_FINE_UNTIL + _COARSE_SIZES, max_rows + 1, _COARSE_SIZES)
+    return sorted({size for size in (1, 2, 4, *fine, *coarse) if size <= max_rows} | {max_rows})
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """Of one batch size."""
+
+    forward: Captured
+    draws: dict[Drawing, Captured]
+
+
+class GraphForward:
+    """Replays what was captured where all rows of a step decode and are no more than the largest size.
+
+    The graphs read the rows' slots from a fixed place, so a step whose rows are those of the step before uploads
+    nothing. Rows that fill up a batch are in the scratch slot, which has always ended.
+    """
+
+    minds_ends = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: list[Tensor],
+        slots: DeviceSlots,
+        page_size: int,
+        scratch_page: int,
+        max_rows: int,
+        others: Forward,
+    ) -> None:
+        """max_rows: the largest size of batch that is captured; others: runs the other steps."""
+        self.sizes = graph_sizes(max_rows)
+        self._decoder = decoder
+        self._kv = kv
+        self._slots = slots
+        self._page_size = page_size
+        self._scratch_location = scratch_page * page_size
+        self._others = others
+        self._graphs: dict[int, _Graphs] = {}
+        device, max_pages = decoder.device, slots.page_table.shape[1]
+        self._rows = torch.full((max_rows,), slots.scratch, dtype=torch.int64, device=device)
+        tokens, positions, locations, kv_lens = torch.zeros(4, max_rows, dtype=torch.int64, device=device).unbind(0)
+        table = torch.zeros(max_rows, max_pages, dtype=torch.int32, device=device)
+        self._inputs = StepInputs(tokens, positions, locations, kv_lens, table)
+        self._sampling = SamplingTensors(*(values.new_zeros(max_rows) for values in slots.sampling))
+        self._last: StepArrays | None = None
+
+    def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
+        num = len(plan.rows)
+        size = self._size_of(num) if arrays.q_starts is None else None
+        if size is None:
+            return self._others(plan, arrays)
+        if self._last is not arrays:
+            self._set_rows(arrays.rows, size)
+            self._last = arrays
+        graphs = self._graphs[size]
+        graphs.forward.replay()
+        kv_lens, logits = self._inputs.kv_lens[:num], graphs.forward.output[:num]
+        if plan.adjusts_logits:
+            return Hidden(None, kv_lens, logits=logits)
+        draw = graphs.draws[_drawing(plan)]
+        draw.replay()
+        return Hidden(None, kv_lens, logits=logits, drawn=draw.output[:num])
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture, prepare: Callable[[int], None], progress: Callable[[int], None]) -> None:
+        """Capture every size, largest first.
+
+        prepare(size): seats as many made-up requests in the first slots, so that kernels are chosen by what they do in
+        earnest; called again before each run. progress: told how many sizes are done.
+        """
+        for done, size in enumerate(reversed(self.sizes)):
+            progress(done)
+            self._graphs[size] = self._captured(size, capture, prepare)
+        self._last = None
+
+    def _captured(self, size: int, capture: Capture, prepare: Callable[[int], None]) -> _Graphs:
+        self._set_rows(torch.arange(size, device=self._rows.device), size)
+        prepare(size)
+        logits = self._run(size)
+        for drawing in Drawing:
+            # Kernels are compiled, and the fastest chosen, before the capture.
+            self._draw(size, drawing, logits)
+        del logits
+        prepare(size)
+        forward = capture(lambda: self._run(size))
+        draws = {drawing: capture(lambda d=drawing: self._draw(size, d, forward.output)) for drawing in Drawing}
+        return _Graphs(
+            Captured(forward.replay, capture.borrowed(forward.output)),
+            {drawing: Captured(draw.replay, capture.borrowed(draw.output)) for drawing, draw in draws.items()},
+        )
+
+    def _run(self, size: int) -> Tensor:
+        """Logits [size, vocab] of the first `size` rows."""
+        whole = self._inputs
+        inputs = StepInputs(
+            whole.tokens[:size],
+            whole.positions[:size],
+            whole.locations[:size],
+            whole.kv_lens[:size],
+            whole.page_table[:size],
+        )
+        self._decoder.kernels.step_inputs(
+            self._rows[:size],
+            None,
+            None,
+            self._slots.tensors,
+            self._page_size,
+            self._scratch_location,
+            True,
+            inputs,
+        )
+        max_kv_len = inputs.page_table.shape[1] * self._page_size
+        batch = AttentionBatch(np.ones(size, np.int32), inputs.kv_lens, max_kv_len, inputs.page_table, self._page_size)
+        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._kv)
+        return self._decoder.logits(states)
+
+    def _draw(self, size: int, drawing: Drawing, logits: Tensor) -> Tensor:
+        """int32 [size]: the tokens, which the slots have advanced by."""
+        kernels = self._decoder.kernels
+        if drawing is Drawing.GREEDY:
+            drawn = kernels.argmax_rows(logits)
+        else:
+            drawn = kernels.sample(
+                logits,
+                *self._sampling.of(slice(size)),
+                self._inputs.kv_lens[:size],
+                needs_filter=drawing is Drawing.FILTERED,
+                all_greedy=False,
+            )
+        self._decoder.group.broadcast(drawn)
+        kernels.advance_ends(self._slots.tensors, self._rows[:size], drawn)
+        return drawn
+
+    def _set_rows(self, rows: Tensor, size: int) -> None:
+        """Which slots the next steps are of, and how those draw."""
+        num, slots = len(rows), self._slots
+        self._rows[:num] = rows
+        self._rows[num:size] = slots.scratch
+        for all_values, values in zip(slots.sampling, self._sampling, strict=True):
+            torch.index_select(all_values, 0, self._rows[:size], out=values[:size])
+
+    def _size_of(self, num_rows: int) -> int | None:
+        """The least size for so many rows; None if they are too many."""
+        index = bisect_left(self.sizes, num_rows)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+
+def _drawing(plan: StepPlan) -> Drawing:
+    if plan.all_greedy:
+        return Drawing.GREEDY
+    return Drawing.FILTERED if plan.needs_filter else Drawing.PLAIN
