@@ -20,7 +20,8 @@ from engine.errors import (
     StartupError,
     UnavailableError,
 )
-from engine.generation import Generation
+from engine.generation import Generation, log_end
+from engine.health import Health, health_report
 from engine.ipc.board import Board, Heartbeat, State
 from engine.ipc.child import Layout
 from engine.ipc.messages import (
@@ -56,21 +57,9 @@ log = logging.getLogger(__name__)
 
 ClientState = Literal["starting", "ready", "draining", "restarting", "failed"]
 
-SCHEDULER_SILENCE_S = 5.0
-"""A scheduler whose heartbeat is older is taken for hung."""
-OTHERS_SILENCE_S = 30.0
-"""The same for tokenizers and detokenizer."""
 CALL_TIMEOUT_S = 10.0
+BEAT_EVERY_S = 0.5
 SCHEDULER = "scheduler 0"
-
-
-class Health(msgspec.Struct):
-    """What /health tells. `reason` is empty when ok."""
-
-    ok: bool
-    state: str
-    reason: str
-    processes: list[dict[str, object]]
 
 
 class Observer(Protocol):
@@ -83,10 +72,23 @@ class Observer(Protocol):
     def on_gone(self, label: str) -> None: ...
 
 
+class Follower(Protocol):
+    """Does what a client does: the fronts in other processes, as the main process's client sees them."""
+
+    def attach(self, model: ModelFiles, layout: Layout, hello: Hello) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def set_state(self, state: ClientState, reason: str) -> None: ...
+
+    def fail_all(self, error: EngineError) -> None: ...
+
+
 class EngineClient:
     """Requests out, streams back. Belongs to one event loop; the supervisor attaches it to the processes."""
 
-    def __init__(self, config: EngineConfig, front: int = 0) -> None:
+    def __init__(self, config: EngineConfig, front: int = 0, life: int = 0) -> None:
+        """`life` counts the processes that were this front before: their request numbers are never used again."""
         self.config = config
         self.front = front
         self.model: ModelFiles | None = None
@@ -111,7 +113,12 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Stats | Reply]] = {}
         self.observers: list[Observer] = []
         """Hear of every request that ends."""
-        self._counter = 0
+        self.followers: list[Follower] = []
+        self._counter = life << 40
+        self._first_number = front << 56 | self._counter
+        self._disowned: set[int] = set()
+        """Requests of this front's former lives that were seen and aborted."""
+        self._beat_timer: asyncio.TimerHandle | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -125,9 +132,13 @@ class EngineClient:
         self.fatal = None
         self._puller = Puller(self._context, layout.address(f"front {self.front}"), ToFront, hello)
         for name in layout.processes:
-            if not name.startswith("front"):
+            if not name.startswith("front") and layout.rank_of(name)[1] == 0:
                 self._pushers[name] = Pusher(self._context, layout.address(name), hello)
         asyncio.get_running_loop().add_reader(self._puller.fd, self._on_readable)
+        self._heartbeat.state(State.READY)
+        self._beat()
+        for follower in self.followers:
+            follower.attach(model, layout, hello)
 
     def detach(self) -> None:
         """Close the sockets of the last attach."""
@@ -138,21 +149,49 @@ class EngineClient:
         for pusher in self._pushers.values():
             pusher.close()
         self._pushers.clear()
+        self._disowned.clear()
         self._board = None
         self._heartbeat = None
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+            self._beat_timer = None
+        for follower in self.followers:
+            follower.detach()
 
     def close(self) -> None:
         """Detach and end the ZeroMQ context."""
         self.detach()
         self._context.destroy(linger=0)
 
+    def set_state(self, state: ClientState, reason: str = "") -> None:
+        """What this front, and those that follow it, say of the server; requests are taken only when it is ready."""
+        self.state, self.reason = state, reason
+        for follower in self.followers:
+            follower.set_state(state, reason)
+
     def mark_stopped(self) -> None:
         """Tell the processes, through the board, that this front needs them no more."""
         if self._heartbeat is not None:
             self._heartbeat.state(State.STOPPED)
 
+    def mark_down(self, front: int) -> None:
+        """Say on the board, for a front that can no longer say it, that it is not up."""
+        if self._board is not None:
+            self._board.mark_starting(front)
+
+    def is_silent(self, front: int, limit_s: float) -> bool:
+        """Whether a front's line on the board is older than `limit_s`."""
+        return self._board is not None and self._board.read(front).age_s > limit_s
+
+    def _beat(self) -> None:
+        assert self._heartbeat is not None
+        self._heartbeat.beat(self._counter & (1 << 40) - 1, len(self._open))
+        self._beat_timer = asyncio.get_running_loop().call_later(BEAT_EVERY_S, self._beat)
+
     def fail_all(self, error: EngineError) -> None:
-        """End everything in flight with `error`."""
+        """End everything in flight with `error`, at those that follow too."""
+        for follower in self.followers:
+            follower.fail_all(error)
         for generation in list(self._generations.values()):
             self._tell_error(generation, error)
             generation.on_error(error)
@@ -369,28 +408,7 @@ class EngineClient:
 
     def health(self) -> Health:
         """From the heartbeat board alone: nobody is asked."""
-        processes: list[dict[str, object]] = []
-        problems = []
-        if self._board is not None and self._layout is not None:
-            for index, name in enumerate(self._layout.processes):
-                if name.startswith("front"):
-                    continue
-                line = self._board.read(index)
-                up, age = line.state is State.READY, line.age_s
-                limit = SCHEDULER_SILENCE_S if name.startswith("scheduler") else OTHERS_SILENCE_S
-                if up and age > limit:
-                    problems.append(f"{name} has been silent for {age:.1f} s")
-                processes.append(
-                    {
-                        "name": name,
-                        "up": up,
-                        "heartbeat_age_s": round(age, 3) if up else None,
-                        "step": line.step,
-                        "at_work": line.work,
-                    }
-                )
-        reason = self.reason if self.state != "ready" else "; ".join(problems)
-        return Health(self.state == "ready" and not problems, self.state, reason, processes)
+        return health_report(self.state, self.reason, self._layout, self._board)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -419,14 +437,20 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Ready):
-            self.ready[message.sender] = message.facts
-            self.on_ready.set()
+            self.on_process_ready(message)
+
+    def on_process_ready(self, message: Ready) -> None:
+        """A process of this start is up."""
+        self.ready[message.sender] = message.facts
+        self.on_ready.set()
 
     def _receive_output(self, output: FrontOutput) -> None:
         find = self._generations.get
         for accepted in output.accepted:
             if (generation := find(accepted.request)) is not None:
                 generation.on_accepted(accepted.num_prompt_tokens, accepted.prompt_text)
+            else:
+                self._disown(accepted.request, accepted.attempt)
         for prompt in output.prompts:
             generation = find(prompt.request)
             if generation is not None and generation.attempt == prompt.attempt:
@@ -434,7 +458,10 @@ class EngineClient:
         now_s = time.monotonic()
         for delta in output.deltas:
             generation = find(delta.request)
-            if generation is None or generation.attempt != delta.attempt:
+            if generation is None:
+                self._disown(delta.request, delta.attempt)
+                continue
+            if generation.attempt != delta.attempt:
                 continue
             missing = generation.on_delta(delta)
             if missing is not None:
@@ -452,6 +479,12 @@ class EngineClient:
         for failed in output.failed:
             self._fail(failed)
 
+    def _disown(self, number: int, attempt: int) -> None:
+        """Abort a request of a process that was this front before and died: nobody reads its output any more."""
+        if number < self._first_number and number not in self._disowned and self._pushers:
+            self._disowned.add(number)
+            self._tokenizer_of(number).send(Abort(number, attempt))
+
     def _fail(self, failed: Failed) -> None:
         generation = self._generations.get(failed.request)
         if generation is not None and generation.attempt == failed.attempt:
@@ -459,25 +492,3 @@ class EngineClient:
             error = RemoteError(failed.error)
             self._tell_error(generation, error)
             generation.on_error(error)
-
-
-def log_end(label: str, ended: Ended) -> None:
-    """One line per finished request, times from its stamps in milliseconds; never its text."""
-    stamps = ended.stamps
-
-    def ms(since: int, until: int) -> float:
-        return (until - since) / 1e6 if since and until else 0.0
-
-    log.info(
-        "event=request id=%r finish=%s prompt_tokens=%d tokens=%d cached_tokens=%d "
-        "tokenize_ms=%.1f queue_ms=%.1f ttft_ms=%.1f total_ms=%.1f",
-        label,
-        ended.finish.name.lower(),
-        ended.num_prompt_tokens,
-        ended.num_tokens,
-        ended.cached_tokens,
-        ms(stamps.arrived, stamps.tokenized),
-        ms(stamps.queued, stamps.first_scheduled),
-        ms(stamps.arrived, stamps.first_token),
-        ms(stamps.arrived, stamps.sent),
-    )

@@ -232,7 +232,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=4096)] | None,
         Meta(
             description="Largest decode batch that runs as a CUDA graph; larger ones are launched kernel by kernel.",
-            extra={"auto": "--max-running-requests, but at most 256"},
+            extra={"auto": "as many as may run, but at most 256"},
         ),
     ] = None
     disable_cuda_graph: Annotated[bool, Meta(description="Launch every step kernel by kernel.")] = False

@@ -156,3 +156,25 @@ class Generation:
         self._end_deadline()
         self._error = error
         self._wake()
+
+
+def log_end(label: str, ended: Ended) -> None:
+    """One line per finished request, times from its stamps in milliseconds; never its text."""
+    stamps = ended.stamps
+
+    def ms(since: int, until: int) -> float:
+        return (until - since) / 1e6 if since and until else 0.0
+
+    log.info(
+        "event=request id=%r finish=%s prompt_tokens=%d tokens=%d cached_tokens=%d "
+        "tokenize_ms=%.1f queue_ms=%.1f ttft_ms=%.1f total_ms=%.1f",
+        label,
+        ended.finish.name.lower(),
+        ended.num_prompt_tokens,
+        ended.num_tokens,
+        ended.cached_tokens,
+        ms(stamps.arrived, stamps.tokenized),
+        ms(stamps.queued, stamps.first_scheduled),
+        ms(stamps.arrived, stamps.first_token),
+        ms(stamps.arrived, stamps.sent),
+    )

@@ -10,19 +10,18 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable
 from pathlib import Path
 
-import msgspec
-
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineError, ProcessDiedError, StartupError
-from engine.ipc.child import CHILD_SIGNALS, ChildConfig, Layout
+from engine.ipc.child import ChildConfig, Layout
 from engine.model_files.types import ModelFiles
+from engine.spawn import how_it_ended, spawn
+from engine.workers import Worker, Workers
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +30,20 @@ STOP_TIMEOUT_S = 5.0
 MAX_RESTARTS = 5
 """Restarts within RESTART_WINDOW_S after which the supervisor gives up."""
 RESTART_WINDOW_S = 300.0
-_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "4000", "TOKENIZERS_PARALLELISM": "true"}
-"""Unless the user says otherwise. The spin count is how long an idle OpenMP thread burns its core before it sleeps: the
-library's default starves the other processes of the same cores (docs/decisions.md has the figures)."""
 _LOCK = "lock"
 _MAX_SOCKET_PATH = 100
 """A Unix socket path may hold 107 bytes; the names in the run directory take the rest."""
 
 
 class Supervisor:
-    """One group of processes, all of one start. Lives on the event loop of its front."""
+    """One group of processes, all of one start; and the HTTP workers, which outlive it. Lives on its front's loop."""
 
-    def __init__(self, config: EngineConfig, model: ModelFiles, client: EngineClient) -> None:
+    def __init__(self, config: EngineConfig, model: ModelFiles, client: EngineClient, workers: Workers) -> None:
         self.config = config
         self.model = model
         self.client = client
+        self.workers = workers
+        workers.on_death = self._on_worker_death
         self.failed: asyncio.Future[ProcessDiedError] = asyncio.get_running_loop().create_future()
         """Set when a process died and --on-crash says exit, or restarting did not help."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,6 +53,7 @@ class Supervisor:
         self._layout: Layout | None = None
         self._restarts: list[float] = []
         self._restarting: asyncio.Task[None] | None = None
+        self._worker_starts: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def start(self) -> None:
@@ -63,12 +62,23 @@ class Supervisor:
             await self._start_group()
         except OSError as error:
             raise StartupError(f"the processes cannot be started: {error}") from error
-        self.client.state, self.client.reason = "ready", ""
+        await self._become_ready()
+
+    async def _become_ready(self) -> None:
+        # Whoever hears from one front that the server is ready must find every front so.
+        await self.workers.tell_ready()
+        self.client.set_state("ready")
 
     async def _start_group(self) -> None:
         begin = time.monotonic()
         self._run_dir = RunDir()
-        layout = Layout(str(self._run_dir.path), num_tokenizers=self.config.process.tokenizer_workers)
+        options = self.config.process
+        layout = Layout(
+            str(self._run_dir.path),
+            num_fronts=self.config.http.http_workers,
+            num_tokenizers=options.tokenizer_workers,
+            num_ranks=options.tp_size,
+        )
         self._layout = layout
         board = layout.board(create=True)
         self._died = asyncio.get_running_loop().create_future()
@@ -77,6 +87,7 @@ class Supervisor:
         for name in layout.processes:
             if not name.startswith("front"):
                 self._spawn(self._child_config(name, layout))
+        await self.workers.start_missing()
         await self._until_ready(layout, begin + self.config.process.start_timeout)
         log.info("event=processes_ready seconds=%.1f", time.monotonic() - begin)
         if not self.config.http.skip_server_warmup:
@@ -88,28 +99,15 @@ class Supervisor:
         return ChildConfig(name, os.getpid(), layout, self.config.without_secrets(), self.model)
 
     def _spawn(self, child: ChildConfig) -> None:
-        """Start one process; its config travels in an anonymous file on an inherited descriptor."""
-        module = f"{child.name.split()[0]}_proc"
-        fd = os.memfd_create("child-config", os.MFD_CLOEXEC)
-        try:
-            os.write(fd, msgspec.msgpack.encode(child))
-            os.lseek(fd, 0, os.SEEK_SET)
-            # -P: never import from whatever directory the user happens to stand in.
-            command = [sys.executable, "-P", "-m", module, str(fd)]
-            environment = {**_CHILD_ENVIRONMENT, **os.environ}
-            # A signal to the whole group must not end a child before it knows what to do with it (StopFlag).
-            signal.pthread_sigmask(signal.SIG_BLOCK, CHILD_SIGNALS)
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), env=environment)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, CHILD_SIGNALS)
-            os.close(fd)
+        """Start one process and watch for its end."""
+        process = spawn(f"{child.name.split()[0]}_proc", child)
         self._children[child.name] = process
         pidfd = os.pidfd_open(process.pid)
         self._pidfds[child.name] = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit, child.name)
 
     async def _until_ready(self, layout: Layout, deadline: float) -> None:
-        expected = {name for name in layout.processes if not name.startswith("front")}
+        expected = {name for name in layout.processes if name != "front 0"}
         while expected - self.client.ready.keys():
             if self.client.fatal is not None:
                 raise self.client.fatal
@@ -141,7 +139,7 @@ class Supervisor:
         status = self._children[name].wait()
         if self._stopping:
             return
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = how_it_ended(status)
         error = ProcessDiedError(f"The {name.split()[0]} process {how}.")
         if 0 < status < 128 and self.client.state == "starting":
             error = self._own_words(name, error)
@@ -160,27 +158,62 @@ class Supervisor:
         except OSError:
             return error
 
+    def _on_worker_death(self, worker: Worker, how: str) -> None:
+        """Its connections are lost, nothing else: on restart only the worker itself is started again."""
+        log.error("event=process_died name=%r how=%r", worker.name, how)
+        error = ProcessDiedError(f"The HTTP worker {worker.name} {how}.")
+        if self.client.state == "starting":
+            if self._died is not None and not self._died.done():
+                self._died.set_result(error)
+        elif self.config.process.on_crash == "exit":
+            if self.client.state in ("ready", "draining"):
+                self._lost(error)
+        elif self.client.state in ("ready", "restarting"):
+            if self._may_restart():
+                task = asyncio.get_running_loop().create_task(self._start_workers(error))
+                self._worker_starts.add(task)
+                task.add_done_callback(self._worker_starts.discard)
+            else:
+                self._give_up(error)
+
+    async def _start_workers(self, error: ProcessDiedError) -> None:
+        try:
+            await self.workers.start_missing()
+        except OSError as failure:
+            log.error("event=restart_failed error=%s", failure)
+            self._give_up(error)
+
     def _lost(self, error: ProcessDiedError) -> None:
         """A process died while the group served: fail what runs, then exit or restart."""
         restart = self.config.process.on_crash == "restart" and self.client.state == "ready"
-        self.client.state = "restarting" if restart else "failed"
-        self.client.reason = error.message
+        self.client.set_state("restarting" if restart else "failed", error.message)
         self.client.fail_all(error)
         if restart:
             self._restarting = asyncio.get_running_loop().create_task(self._restart(error))
         elif not self.failed.done():
             self.failed.set_result(error)
 
+    def _may_restart(self) -> bool:
+        """Count a restart; False if there were too many."""
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
+        if len(self._restarts) > MAX_RESTARTS:
+            log.error("event=restart_given_up restarts=%d window_s=%d", MAX_RESTARTS, RESTART_WINDOW_S)
+            return False
+        log.warning("event=restart number=%d", len(self._restarts))
+        return True
+
+    def _give_up(self, error: ProcessDiedError) -> None:
+        self.client.set_state("failed", error.message)
+        self.client.fail_all(error)
+        if not self.failed.done():
+            self.failed.set_result(error)
+
     async def _restart(self, error: ProcessDiedError) -> None:
         while True:
-            now = time.monotonic()
-            self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
-            if len(self._restarts) > MAX_RESTARTS:
-                log.error("event=restart_given_up restarts=%d window_s=%d", MAX_RESTARTS, RESTART_WINDOW_S)
-                self.client.state = "failed"
-                self.failed.set_result(error)
+            if not self._may_restart():
+                self._give_up(error)
                 return
-            log.warning("event=restart number=%d", len(self._restarts))
             try:
                 await self._end_group(signal.SIGKILL)
                 await self._start_group()
@@ -189,7 +222,7 @@ class Supervisor:
                 await asyncio.sleep(1.0)
             else:
                 if self.client.state == "restarting":
-                    self.client.state, self.client.reason = "ready", ""
+                    await self._become_ready()
                 return
 
     # -- the end --------------------------------------------------------------------------------------------------

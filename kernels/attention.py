@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -76,6 +76,9 @@ class AttentionBatch:
     prefix: SharedPrefix | None = None
     host_kv_lens: np.ndarray | None = None
     """Host int `[rows]`: what kv_lens holds, where the host knows it before the device has run."""
+    q_starts: Tensor | None = None
+    """Device int32 `[rows + 1]`, for a graph that steps of different rows replay: row i has the tokens `q_starts[i]` to
+    `q_starts[i + 1]`, and q_lens says no more than how many tokens and rows there are. The last row's kv_lens is 0."""
     memo: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
     """Owned by the attention implementation; lives as long as the step."""
 
@@ -114,6 +117,8 @@ def paged_attention(
     of a context can be merged (`merge_states`).
     Source: Vaswani et al., 2017; grouped heads: Ainslie et al., "GQA", 2023.
     """
+    if batch.q_starts is not None:
+        batch = replace(batch, q_lens=batch.q_starts.diff().cpu().numpy(), q_starts=None)
     groups = _groups(batch, kv, spec.window)
     if len(groups) == 1 and groups[0].tokens is None and lse is None:
         return _dense(q, kv, groups[0], spec)[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +26,9 @@ from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
 
+if TYPE_CHECKING:
+    from scheduler_proc.parallel.group import Group
+
 log = logging.getLogger(__name__)
 
 NULL_POOL_TOKENS = 1 << 20
@@ -35,24 +40,38 @@ def build(
     model: ModelFiles,
     on_layer: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
+    group: Group | None = None,
 ) -> tuple[GenerateWorkload, Device]:
     """Load the model, take the memory, return what the loop needs. `on_layer` is called amid long steps.
 
-    clock: seconds, what pins end by.
+    clock: seconds, what pins end by; group: who shares the model, this process being rank 0.
 
     Raises EngineError when options, model files or memory do not allow it.
     """
-    try:
+    device, num_tokens = build_device(config, model, on_layer, group)
+    with _memory_for(model):
+        return build_workload(config, model, num_tokens, device.pages_freed, clock), device
+
+
+def build_device(
+    config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None], group: Group | None = None
+) -> tuple[Device, int]:
+    """The device, and how many tokens of KV it has room for. Raises EngineError, as `build` does."""
+    with _memory_for(model):
         if config.device == "null":
             refuse_without_a_model(config)
-            device: Device = NullDevice(model.config.vocab_size)
-            num_tokens = config.scheduler.max_total_tokens or NULL_POOL_TOKENS
-        else:
-            # What follows needs torch, which null does without.
-            from scheduler_proc.model_device import model_device
+            return NullDevice(model.config.vocab_size), config.scheduler.max_total_tokens or NULL_POOL_TOKENS
+        # What follows needs torch, which null does without.
+        from scheduler_proc.model_device import model_device
 
-            device, num_tokens = model_device(config, model, on_layer)
-        return build_workload(config, model, num_tokens, device.pages_freed, clock), device
+        return model_device(config, model, on_layer, group)
+
+
+@contextmanager
+def _memory_for(model: ModelFiles) -> Generator[None]:
+    """What runs out of memory raises StartupError."""
+    try:
+        yield
     except (MemoryError, OverflowError, RuntimeError, OSError) as error:
         raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
 

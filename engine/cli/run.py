@@ -11,13 +11,11 @@ import signal
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import uvloop
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from engine import __version__
 from engine.client import EngineClient
@@ -28,35 +26,26 @@ from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from engine.sd_notify import Notifier
 from engine.server.app import create_app
+from engine.server.connections import Acceptor
+from engine.server.fronts import MainFront
+from engine.server.keys import FRONTS, METRICS
+from engine.server.serving import FLUSH_TIMEOUT_S, set_up
 from engine.supervisor import Supervisor
+from engine.workers import Workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-FLUSH_TIMEOUT_S = 1.0
-"""Seconds for last bytes (error events, final chunks) to reach their readers."""
 
 
 def run(config: EngineConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     setup_logging(config.process.log_level, "front 0")
-    logging.getLogger("aiohttp.server").addFilter(quiet_protocol_errors)
     raise_file_limit()
     listener = bind(config.http.host, config.http.port)
     try:
         return uvloop.run(_Server(config, listener).serve())
     finally:
         listener.close()
-
-
-def quiet_protocol_errors(record: logging.LogRecord) -> bool:
-    """One line, no traceback, for a request that is broken as HTTP: its bytes are the client's, not ours to log."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | web.RequestPayloadError | zlib.error):
-        record.msg, record.args = "event=bad_http error=%s", (type(error).__name__,)
-        record.exc_info = record.exc_text = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -111,28 +100,35 @@ class _Server:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
         client = EngineClient(self._config)
-        # handler_cancellation: a client that goes away cancels its handler, streaming or not, which aborts the request.
-        runner = web.AppRunner(
-            create_app(client), handler_cancellation=True, access_log=None, shutdown_timeout=FLUSH_TIMEOUT_S
-        )
-        await runner.setup()
-        await web.SockSite(runner, self._listener).start()
+        workers = Workers(client)
+        app = create_app(client)
+        app[FRONTS] = main_front = MainFront(client, app[METRICS], workers)
+        workers.render = main_front.metrics
+        runner, server = await set_up(app)
+        acceptor = None
+        if self._config.http.http_workers > 1:
+            acceptor = Acceptor(self._listener, server, workers)
+            acceptor.start()
+        else:
+            await web.SockSite(runner, self._listener).start()
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         log.info("event=listening version=%s url=%s state=starting", __version__, url)
         watchdog = asyncio.create_task(self._watchdog(client))
         try:
-            return await self._serve_model(client, url)
+            return await self._serve_model(client, workers, url)
         finally:
             watchdog.cancel()
-            await runner.cleanup()
+            if acceptor is not None:
+                acceptor.stop()
+            await asyncio.gather(runner.cleanup(), workers.end())
             client.close()
 
-    async def _serve_model(self, client: EngineClient, url: str) -> int:
+    async def _serve_model(self, client: EngineClient, workers: Workers, url: str) -> int:
         model = await self._unless_stopped(in_daemon_thread(self._resolve))
         if model is None:
             return 0
-        supervisor = Supervisor(self._config, model, client)
+        supervisor = Supervisor(self._config, model, client, workers)
         try:
             begin = time.monotonic()
             if await self._unless_stopped(supervisor.start()) is None and self._stop.is_set():
@@ -165,18 +161,24 @@ class _Server:
 
     async def _drain(self, client: EngineClient, supervisor: Supervisor) -> int:
         """Refuse what is new, let what runs finish until --drain-timeout, end the rest with an error."""
-        client.state, client.reason = "draining", "shutting down"
+        workers = supervisor.workers
+
+        def in_flight() -> int:
+            return client.in_flight + workers.in_flight
+
+        client.set_state("draining", "shutting down")
         await supervisor.end_restart()
         self._notifier.stopping()
         timeout_s = self._config.http.drain_timeout
-        log.info("event=draining in_flight=%d timeout_s=%g", client.in_flight, timeout_s)
         deadline = time.monotonic() + timeout_s
-        while client.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
+        await workers.until_counted(min(1.0, timeout_s))
+        log.info("event=draining in_flight=%d timeout_s=%g", in_flight(), timeout_s)
+        while in_flight() and time.monotonic() < deadline and not self._hurry.is_set():
             if supervisor.failed.done():
                 return await self._give_up(client, supervisor)
             await asyncio.sleep(0.02)
-        if client.in_flight:
-            log.warning("event=drain_timeout cut=%d", client.in_flight)
+        if in_flight():
+            log.warning("event=drain_timeout cut=%d", in_flight())
             client.fail_all(UnavailableError("The server shut down before this request could finish."))
             await asyncio.sleep(0)
         log.info("event=stopped")

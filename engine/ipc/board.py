@@ -42,7 +42,7 @@ _NUM_CELLS = len(Line._fields)
 
 
 class Board:
-    """Lines of all processes, uint64 [num_lines, cells of Line]; line i is written by process i alone."""
+    """Lines of all processes, uint64 [num_lines, cells of Line]; line i is written by process i while it lives."""
 
     def __init__(self, path: Path, num_lines: int, *, create: bool = False) -> None:
         size = num_lines * _NUM_CELLS * 8
@@ -60,6 +60,10 @@ class Board:
         """Line `index` as it stands."""
         pid, state, time_ns, step, work = self.cells[index].tolist()
         return Line(pid, State(state), time_ns, step, work)
+
+    def mark_starting(self, index: int) -> None:
+        """Correct the line of a process that died and is to be started again."""
+        self.cells[index, 1] = State.STARTING
 
 
 class Heartbeat:

@@ -29,6 +29,8 @@ class Layout(msgspec.Struct, frozen=True):
     num_fronts: int = 1
     num_tokenizers: int = 1
     num_schedulers: int = 1
+    num_ranks: int = 1
+    """Processes that share a scheduler's model; the scheduler itself is rank 0."""
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -36,6 +38,7 @@ class Layout(msgspec.Struct, frozen=True):
         return (
             *(f"front {i}" for i in range(self.num_fronts)),
             *(f"scheduler {i}" for i in range(self.num_schedulers)),
+            *(f"scheduler {i} rank {k}" for i in range(self.num_schedulers) for k in range(1, self.num_ranks)),
             "detokenizer 0",
             *(f"tokenizer {i}" for i in range(self.num_tokenizers)),
         )
@@ -47,6 +50,15 @@ class Layout(msgspec.Struct, frozen=True):
     def route(self, request: int) -> str:
         """The scheduler group that serves a request, from its number alone: whoever asks gets the same answer."""
         return f"scheduler {request % self.num_schedulers}"
+
+    def rank_of(self, name: str) -> tuple[str, int]:
+        """The scheduler whose model a process holds a share of, and its rank among those that do."""
+        scheduler, _, rank = name.partition(" rank ")
+        return scheduler, int(rank or 0)
+
+    def meeting(self, scheduler: str) -> Path:
+        """The file through which the ranks of a scheduler find each other."""
+        return Path(self.run_dir) / f"{scheduler.replace(' ', '-')}.meeting"
 
     def address(self, name: str) -> str:
         """ZeroMQ address the process listens on."""

@@ -14,9 +14,11 @@ from engine.ipc.sockets import Pusher
 
 
 def connect(ctx: zmq.Context, child: ChildConfig, kind: str) -> dict[str, Pusher]:
-    """Sending ends towards all processes of a kind (`front`, `scheduler`, ...), by name, in board order."""
+    """Sending ends towards all processes of a kind (`front`, `scheduler 0 rank`, ...), by name, in board order."""
     layout, hello = child.layout, child.hello()
-    return {name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.split()[0] == kind}
+    return {
+        name: Pusher(ctx, layout.address(name), hello) for name in layout.processes if name.rpartition(" ")[0] == kind
+    }
 
 
 def announce(

@@ -8,9 +8,10 @@ from aiohttp import web
 
 from engine.server.auth import require_key
 from engine.server.cache_routes import flush_cache, pin_prefix, unpin_prefix
+from engine.server.fronts import MainFront
 from engine.server.health import health, health_generate
 from engine.server.info import model_info, server_info
-from engine.server.keys import CLIENT, KEEP_ALIVE_S, METRICS, UNKNOWN_FIELDS
+from engine.server.keys import CLIENT, FRONTS, KEEP_ALIVE_S, METRICS, UNKNOWN_FIELDS
 from engine.server.metrics import Metrics, metrics
 from engine.server.middleware import answer_errors, answer_preflight, count_responses, identify, sign_response
 from engine.server.native.abort import abort_request
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def create_app(client: EngineClient, *, keep_alive_s: float = 10.0) -> web.Application:
-    """Application over `client`; serve it with handler_cancellation=True so that a disconnect ends its request."""
+    """Application over `client`; serve it with handler_cancellation=True so that a disconnect ends its request.
+
+    Where there are several HTTP processes, put what knows them all in FRONTS.
+    """
     http = client.config.http
     # From the outermost: a preflight carries no key, and whoever brings none learns nothing else.
     middlewares = [identify, count_responses, answer_errors, answer_preflight]
@@ -37,6 +41,7 @@ def create_app(client: EngineClient, *, keep_alive_s: float = 10.0) -> web.Appli
     app[KEEP_ALIVE_S] = keep_alive_s
     app[UNKNOWN_FIELDS] = UnknownFields()
     app[METRICS] = Metrics()
+    app[FRONTS] = MainFront(client, app[METRICS])
     client.observers.append(app[METRICS])
     app.on_response_prepare.append(sign_response)
     _add_routes(app.router)

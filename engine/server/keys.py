@@ -9,12 +9,14 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
+    from engine.server.fronts import Fronts
     from engine.server.metrics import Metrics
     from engine.server.openai.fields import UnknownFields
 
 CLIENT: web.AppKey[EngineClient] = web.AppKey("client")
 KEEP_ALIVE_S: web.AppKey[float] = web.AppKey("keep_alive_s", float)
 """Seconds of silence on a stream after which a comment line is written."""
+FRONTS: web.AppKey[Fronts] = web.AppKey("fronts")
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 UNKNOWN_FIELDS: web.AppKey[UnknownFields] = web.AppKey("unknown_fields")
 

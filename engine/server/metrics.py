@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -19,15 +19,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 import engine
-from engine.errors import EngineError, UnavailableError
+from engine.errors import EngineError
+from engine.ipc.control import Sample
 from engine.ipc.messages import Ended, Finish, Stats
-from engine.server.keys import CLIENT, CLIENT_GONE, METRICS
+from engine.server.keys import CLIENT_GONE, FRONTS
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient, Health
-
-STATS_TIMEOUT_S = 1.0
-"""A scrape waits this long for the scheduler's counts and goes on without them."""
+    from engine.health import Health
 
 OUTCOMES = {
     Finish.STOP_TOKEN: "stop",
@@ -47,21 +45,24 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._gauges = _Snapshot()
         self._registry.register(self._gauges)
+        counts = CollectorRegistry()
+        self._counts = _Counts(counts)
+        self._registry.register(self._counts)
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = REQUEST_SECONDS) -> Histogram:
-            return Histogram(f"engine_{name}_seconds", text, buckets=buckets, registry=self._registry)
+            return Histogram(f"engine_{name}_seconds", text, buckets=buckets, registry=counts)
 
         self._requests = Counter(
             "engine_requests",
             "Ended requests by outcome (stop, length, abort, error, cancelled) and HTTP status.",
             ("outcome", "status"),
-            registry=self._registry,
+            registry=counts,
         )
         self._responses = Counter(
             "engine_http_responses",
             "HTTP responses by route and status (499: the client went away).",
             ("route", "status"),
-            registry=self._registry,
+            registry=counts,
         )
         self._tokenize = seconds("tokenize_time", "From arrival to token ids.")
         self._queue = seconds("queue_time", "From the queue into the running batch.")
@@ -99,24 +100,29 @@ class Metrics:
         """Count a response; `route` is the matched pattern, never a client's path."""
         self._responses.labels(route, str(status)).inc()
 
-    def render(self, model: str, health: Health, stats: Stats | None) -> bytes:
-        """Everything in the text format. Without `stats` the scheduler's gauges are absent, not stale."""
+    def samples(self) -> list[Sample]:
+        """What was counted and timed here, for the front that renders it."""
+        self._counts.others = ()
+        return [
+            (sample.name, sample.labels, sample.value)
+            for metric in _WithoutCreated(self._counts).collect()
+            for sample in metric.samples
+        ]
+
+    def render(self, model: str, health: Health, stats: Stats | None, others: Sequence[Sample] = ()) -> bytes:
+        """Everything in the text format. Without `stats` the scheduler's gauges are absent, not stale.
+
+        `others`: what other fronts have counted, which is added to what was counted here.
+        """
         self._gauges.take(model, health, stats)
+        self._counts.others = others
         return generate_latest(_WithoutCreated(self._registry))
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Answers 200 within about STATS_TIMEOUT_S, whatever the engine does."""
-    client = request.app[CLIENT]
-    body = request.app[METRICS].render(client.model_name, client.health(), await _stats(client))
+    """Answers 200 within seconds, whatever the engine does."""
+    body = await request.app[FRONTS].metrics()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, "Cache-Control": "no-store"})
-
-
-async def _stats(client: EngineClient) -> Stats | None:
-    try:
-        return await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
-    except (UnavailableError, TimeoutError):
-        return None
 
 
 def _observe(histogram: Histogram, since: int, until: int, parts: int = 1) -> None:
@@ -125,10 +131,35 @@ def _observe(histogram: Histogram, since: int, until: int, parts: int = 1) -> No
         histogram.observe((until - since) / 1e9 / parts)
 
 
+class _Counts(Collector):
+    """Counters and histograms of this front, with those of other fronts added."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.others: Sequence[Sample] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        more: defaultdict[str, dict[frozenset[tuple[str, str]], float]] = defaultdict(dict)
+        for name, labels, value in self.others:
+            values, key = more[name], frozenset(labels.items())
+            values[key] = values.get(key, 0.0) + value
+        for metric in self._registry.collect():
+            names = dict.fromkeys(sample.name for sample in metric.samples)
+            metric.samples = [
+                sample._replace(value=sample.value + more[sample.name].pop(frozenset(sample.labels.items()), 0.0))
+                for sample in metric.samples
+            ]
+            # Labels that have not come up here.
+            for name in names or (f"{metric.name}_total",):
+                for labels, value in more[name].items():
+                    metric.add_sample(name, dict(labels), value)
+            yield metric
+
+
 class _WithoutCreated(Collector):
     """The library's counters and histograms without a sample of their own for when each began."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Collector) -> None:
         self._registry = registry
 
     def collect(self) -> Iterable[Metric]:

@@ -20,7 +20,7 @@ from kernels.cuda.attention_config import (
     prefill_configs,
 )
 from kernels.cuda.attention_kernel import REST, SHARED, attend
-from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, Plan, make_plan
+from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, Plan, make_plan, tile_lanes
 from kernels.cuda.context import NUM_TICKETS, Context, is_capturing
 
 MIN_SAVED = 4096
@@ -77,12 +77,13 @@ class PagedAttention:
     on the device. Where rows share a prefix, its keys are gone through once for all of them.
 
     A batch whose rows have different numbers of tokens, or share a prefix, has a list copied to the device at its
-    first call, which must not be amid the capture of a graph; later calls with the same batch may be.
+    first call, which must not be amid the capture of a graph; later calls with the same batch may be. One with
+    q_starts may always be: its rows are read on the device.
     """
 
-    def __init__(self, context: Context, splits: int | None = None, min_saved: int = MIN_SAVED) -> None:
+    def __init__(self, context: Context, splits: int | None = None, min_saved: int | None = MIN_SAVED) -> None:
         """splits: into how many parts contexts are split, where they are long enough; None: as many as suit the step.
-        min_saved: keys to be saved for shared ones to be treated apart.
+        min_saved: keys to be saved for shared ones to be treated apart; None: they never are.
         """
         self._context = context
         self._splits = splits
@@ -129,10 +130,11 @@ class PagedAttention:
     def _plan(
         self, batch: AttentionBatch, num_tokens: int, group: int, is_float32: bool, may_share: bool
     ) -> Plan | None:
-        key = ("cuda attention plan", group, is_float32, may_share)
+        lanes = self._lanes_of_kind(group, is_float32)
+        key = ("cuda attention plan", group, lanes, may_share)
         if key not in batch.memo:
             assert int(batch.q_lens.sum()) == num_tokens, "the rows' tokens are not those of q"
-            batch.memo[key] = make_plan(batch, group, is_float32, self._min_saved if may_share else None)
+            batch.memo[key] = make_plan(batch, group, lanes, self._min_saved if may_share else None)
         plan = batch.memo[key]
         assert plan is None or isinstance(plan, Plan)
         if plan is not None and plan.has_lists and is_capturing(batch.kv_lens.device):
@@ -146,7 +148,7 @@ class PagedAttention:
         known = call.batch.memo.get(memo_key)
         if isinstance(known, _Variant):
             return known
-        op, configs = _candidates(launch, padded(q.shape[2]), 4 if q.dtype == torch.float32 else kv.element_size())
+        op, configs = self._candidates(launch, padded(q.shape[2]), 4 if q.dtype == torch.float32 else kv.element_size())
         variants = {name: self._make_variant(call, launch, config) for name, config in configs.items()}
         name = next(iter(configs))
         if self._splits is None:
@@ -163,7 +165,19 @@ class PagedAttention:
         call.batch.memo[memo_key] = variants[name]
         return variants[name]
 
+    def _lanes_of_kind(self, group: int, is_float32: bool) -> tuple[int, ...]:
+        return tile_lanes(group, is_float32)
+
+    def _candidates(self, launch: Launch, head_dim: int, itemsize: int) -> tuple[str, dict[str, TileConfig]]:
+        """What the choice is called, and the configurations it is among; the first is the default."""
+        if launch.kind == DECODE:
+            return "decode_attention", decode_configs(head_dim, itemsize)
+        if launch.kind == DRAFT:
+            return "draft_attention", draft_configs(head_dim, itemsize)
+        return "prefill_attention", prefill_configs(head_dim, itemsize)
+
     def _make_variant(self, call: _Call, launch: Launch, config: TileConfig) -> _Variant:
+        want, splits = self._num_splits(launch, config, call.kv.shape[3], call.spec.window)
         constants = kernel_constants(
             config,
             group=call.group,
@@ -171,13 +185,13 @@ class PagedAttention:
             page_size=call.batch.page_size,
             lanes=launch.lanes,
             part=launch.part,
-            longest=launch.q_len,
+            # Matters only for parts that are merged; else one kernel does for all lengths.
+            longest=launch.q_len if splits > 1 else launch.lanes,
             is_float32=call.q.dtype == torch.float32,
             has_tree=call.batch.tree is not None and launch.part != SHARED,
             has_window=call.spec.window is not None,
             has_softcap=call.spec.softcap is not None,
         )
-        want, splits = self._num_splits(launch, config, call.kv.shape[3], call.spec.window)
         if self._splits is not None:
             return _Variant(config, constants, want, splits, 1, 1 << 30)
         return _Variant(
@@ -247,14 +261,6 @@ class PagedAttention:
         want = max(1, min(config.programs * self._multiprocessors // programs, keys // config.min_split))
         limit = min(-(-keys // config.max_split), _MAX_PROGRAMS * self._multiprocessors // programs)
         return want, max(want, limit)
-
-
-def _candidates(launch: Launch, head_dim: int, itemsize: int) -> tuple[str, dict[str, TileConfig]]:
-    if launch.kind == DECODE:
-        return "decode_attention", decode_configs(head_dim, itemsize)
-    if launch.kind == DRAFT:
-        return "draft_attention", draft_configs(head_dim, itemsize)
-    return "prefill_attention", prefill_configs(head_dim, itemsize)
 
 
 def _score_factors(spec: AttentionSpec) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, SharedPrefix
 from kernels.cuda.attention_kernel import LIST_COLUMNS, REST, SHARED, WHOLE
+from kernels.cuda.attention_lists import device_list
 from kernels.cuda.context import is_capturing
 
 DECODE, DRAFT, PREFILL = 0, 1, 2
@@ -18,6 +19,7 @@ DECODE, DRAFT, PREFILL = 0, 1, 2
 _LANES = (16, 64, 128)
 # Products of float32 are made without matrix units, of operands in registers.
 _FLOAT32_LANES = (16, 32, 32)
+_FIXED_LANES, _FIXED_FLOAT32_LANES = 64, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +57,24 @@ class Plan:
         return self.launches[0].tiles is not None
 
 
-def make_plan(batch: AttentionBatch, group: int, is_float32: bool, min_saved: int | None) -> Plan | None:
-    """The tiles of a step, for `group` query heads to a head of keys and queries of a type; None if it has no tokens.
+def make_plan(batch: AttentionBatch, group: int, lanes_of_kind: tuple[int, ...], min_saved: int | None) -> Plan | None:
+    """The tiles of a step, for `group` query heads to a head of keys; None if it has no tokens.
 
-    Keys that rows share are gone through once where that saves min_saved keys or more in all; None: never. Rows of one
-    length without shared keys need no list, so nothing is uploaded for them.
+    lanes_of_kind: of the tiles of each kind that there is, ascending. Keys that rows share are gone through once where
+    that saves min_saved keys or more in all; None: never. Rows of one length without shared keys need no list, so
+    nothing is uploaded for them; nor for a batch with q_starts, whose lists the device makes.
     """
     q_lens = np.asarray(batch.q_lens, dtype=np.int64)
     num_tokens = int(q_lens.sum())
     if num_tokens == 0:
         return None
+    if batch.q_starts is not None:
+        return _device_plan(batch, batch.q_starts, num_tokens, group, lanes_of_kind)
     borders = None
     if batch.prefix is not None and min_saved is not None:
         borders = _borders(batch.prefix, q_lens, min_saved)
     longest = int(q_lens.max())
     if borders is None and longest * len(q_lens) == num_tokens:
-        lanes_of_kind = tile_lanes(group, is_float32)
         kind = int(_kinds(q_lens[:1], group, lanes_of_kind)[0])
         lanes = lanes_of_kind[kind]
         tiles_of_row = -(-longest // (lanes // group))
@@ -86,10 +90,10 @@ def make_plan(batch: AttentionBatch, group: int, is_float32: bool, min_saved: in
         group_borders = borders[first_rows]
         used = (group_borders > 0) & (group_lens > 0)
         columns = (first_rows[used], starts[first_rows][used], group_lens[used], group_borders[used])
-        drafts += _lists(columns, group, is_float32, SHARED, int(group_borders.max()))
+        drafts += _lists(columns, group, lanes_of_kind, SHARED, int(group_borders.max()))
     own_borders = np.zeros_like(q_lens) if borders is None else borders
     part = WHOLE if borders is None else REST
-    drafts += _lists((rows, starts, q_lens, own_borders), group, is_float32, part, batch.max_kv_len)
+    drafts += _lists((rows, starts, q_lens, own_borders), group, lanes_of_kind, part, batch.max_kv_len)
     host = np.concatenate([entries for _, entries in drafts])
     if is_capturing(batch.kv_lens.device):
         raise RuntimeError("a batch of rows that differ in length must run once before it is captured in a graph")
@@ -102,6 +106,28 @@ def make_plan(batch: AttentionBatch, group: int, is_float32: bool, min_saved: in
     return Plan(tuple(launches))
 
 
+def _device_plan(
+    batch: AttentionBatch, q_starts: Tensor, num_tokens: int, group: int, lanes_of_kind: tuple[int, ...]
+) -> Plan:
+    """Two kinds of tiles are enough for what is short: rows that fit into the smallest, and all others."""
+    launches: list[Launch] = []
+    num_rows, least = len(q_starts) - 1, 1
+    for kind in sorted({0, len(lanes_of_kind) - 1}):
+        lanes = lanes_of_kind[kind]
+        tokens = lanes // group
+        is_last = kind == len(lanes_of_kind) - 1
+        most = num_tokens if is_last else min(tokens, num_tokens)
+        capacity = min(num_rows, num_tokens // least)
+        if is_last:
+            # No more tiles begin amid a row than there are whole ones in all.
+            capacity += num_tokens // tokens
+        if capacity and most >= least:
+            tiles = device_list(q_starts, least, most, tokens, capacity)
+            launches.append(Launch(kind, lanes, WHOLE, capacity, most, batch.max_kv_len, tiles))
+        least = most + 1
+    return Plan(tuple(reversed(launches)))
+
+
 def tile_lanes(group: int, is_float32: bool) -> tuple[int, int, int]:
     """Lanes of the tiles of each kind; more than usual where more heads than that share one of keys."""
     least = 1 << (group - 1).bit_length()
@@ -109,10 +135,14 @@ def tile_lanes(group: int, is_float32: bool) -> tuple[int, int, int]:
     return max(narrow, least), max(middle, least), max(wide, least)
 
 
-def _kinds(q_lens: np.ndarray, group: int, lanes_of_kind: tuple[int, int, int]) -> np.ndarray:
+def fixed_lanes(group: int, is_float32: bool) -> tuple[int]:
+    """Where one kind of tile has to do for all rows, as large as Hopper's matrix units want it."""
+    return (max(_FIXED_FLOAT32_LANES if is_float32 else _FIXED_LANES, 1 << (group - 1).bit_length()),)
+
+
+def _kinds(q_lens: np.ndarray, group: int, lanes_of_kind: tuple[int, ...]) -> np.ndarray:
     """The smallest kind of tile that has room for all of a row, or the largest."""
-    lanes = q_lens * group
-    return (lanes > lanes_of_kind[DECODE]).astype(np.int64) + (lanes > lanes_of_kind[DRAFT])
+    return np.searchsorted(np.array(lanes_of_kind[:-1], dtype=np.int64), q_lens * group)
 
 
 def _borders(prefix: SharedPrefix, q_lens: np.ndarray, min_saved: int) -> np.ndarray | None:
@@ -129,13 +159,12 @@ def _borders(prefix: SharedPrefix, q_lens: np.ndarray, min_saved: int) -> np.nda
 def _lists(
     columns: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     group: int,
-    is_float32: bool,
+    lanes_of_kind: tuple[int, ...],
     part: int,
     max_keys: int,
 ) -> list[tuple[Launch, np.ndarray]]:
     """A launch and its list for each kind of tile that (rows, first tokens, numbers of tokens, borders) need."""
     q_lens = columns[2]
-    lanes_of_kind = tile_lanes(group, is_float32)
     kinds = _kinds(q_lens, group, lanes_of_kind)
     found: list[tuple[Launch, np.ndarray]] = []
     for kind in np.unique(kinds[q_lens > 0])[::-1].tolist():

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import logprobs
-from kernels.cuda.sampling_candidates import CAPACITY, MOST_REGISTERS, STATE, find_candidates
+from kernels.cuda.sampling_candidates import BOUND_WARPS, CAPACITY, MOST_REGISTERS, STATE, find_candidates
 from kernels.cuda.sampling_summary import SUMS, largest_or_nan, num_spans_of, rank_key, ranked, row_filters, summarise
 from kernels.cuda.sampling_threshold import row_threshold, unused_bits
 from kernels.sampling import GREEDY_TEMPERATURE
@@ -81,7 +81,8 @@ def score_among(logits: Tensor, tokens: Tensor, width: int, *, capacity: int) ->
             tokens,
             chosen,
             BLOCK=triton.next_power_of_2(num_spans),
-            num_warps=4,
+            # As many as sum up the row where others want the most likely tokens too: the same order, so the same bits.
+            num_warps=BOUND_WARPS,
         )
     return chosen, ids, tops
 

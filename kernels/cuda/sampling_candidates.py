@@ -49,6 +49,9 @@ STATE = 16
 MOST_REGISTERS = 128
 """Of the programs of whole rows: two fit on a multiprocessor, and all of 256 rows run at once."""
 
+BOUND_WARPS = 8
+"""Of the programs that sum up whole rows."""
+
 _STATE = tl.constexpr(STATE)
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _GROUP = tl.constexpr(SPANS_IN_TILE)
@@ -109,7 +112,7 @@ def find_candidates(
         capacity,
         EACH=each,
         BLOCK=triton.next_power_of_2(num_spans),
-        num_warps=8,
+        num_warps=BOUND_WARPS,
         maxnreg=MOST_REGISTERS,
     )
     chunks, tiles_each, _ = num_chunks_of(rows, vocab)

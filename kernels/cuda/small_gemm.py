@@ -44,6 +44,17 @@ def fetch_ahead(rows, first, in_dim, AHEAD: tl.constexpr):
 
 
 @triton.jit
+def apply_gate(acc, dtype: tl.constexpr):
+    """`silu(gate) * up` of fp32 `[tokens, gates and ups]`, rounded where separate operations in dtype would round, but
+    for the result."""
+    TOKENS: tl.constexpr = acc.shape[0]
+    ROWS: tl.constexpr = acc.shape[1]
+    pair = acc.to(dtype).to(tl.float32).reshape(TOKENS, 2, ROWS // 2).permute(0, 2, 1)
+    gate, up = tl.split(pair)
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
 def finish(acc, bias_ptr, out_ptr, num_tokens, OUT_DIM, out_stride, GATED: tl.constexpr):
     """Add the bias, apply the gate, round and store. acc: fp32 `[tokens, rows]`."""
     TOKENS: tl.constexpr = acc.shape[0]
@@ -53,10 +64,7 @@ def finish(acc, bias_ptr, out_ptr, num_tokens, OUT_DIM, out_stride, GATED: tl.co
         rows = weight_rows(tl.arange(0, ROWS), OUT_DIM, GATED, ROWS)
         acc += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     if GATED:
-        # Rounded where separate operations would round.
-        pair = acc.to(dtype).to(tl.float32).reshape(TOKENS, 2, ROWS // 2).permute(0, 2, 1)
-        gate, up = tl.split(pair)
-        result = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+        result = apply_gate(acc, dtype)
     else:
         result = acc
     WIDTH: tl.constexpr = result.shape[1]

@@ -10,12 +10,13 @@ _MOST_RANKS = 64
 
 
 def check_options(config: EngineConfig) -> None:
-    """Raises ConfigError for options that --tp-size cannot go with. The device must be settled."""
+    """Raises ConfigError for options that a --tp-size above 1 cannot go with. The device must be settled."""
     size, device = config.process.tp_size, config.device
-    if size == 1:
-        return
     if device in ("null", "delayed"):
         raise ConfigError(f"--tp-size {size} shares a model over devices; --device {device} is none. Leave one out.")
+    if config.scheduler.deterministic and size > 2:
+        # Of two numbers there is but one sum; in which order more are added up depends on how many rows there are.
+        raise ConfigError(f"--deterministic goes with --tp-size 1 and 2, not with {size}. Leave one out.")
     if device == "cuda":
         import torch
 

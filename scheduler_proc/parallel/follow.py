@@ -34,10 +34,12 @@ def follow(device: Device, plans: Plans, heartbeat: Heartbeat, max_in_flight: in
         for planned in plans.drain():
             plan = decode_plan(planned.plan)
             step = plan.step
+            heartbeat.beat(step, len(plan.rows))
             in_flight.append(device.launch(plan))
             while len(in_flight) > max_in_flight:
                 device.collect(in_flight.popleft())
-            heartbeat.beat(step, 1)
+        if not in_flight:
+            heartbeat.beat(step, 0)
         if plans.wait(IDLE_WAIT_S):
             continue
         while in_flight:

@@ -49,11 +49,12 @@ def _silent(file: str, done_bytes: int, total_bytes: int) -> None:
 
 def _load_dummy(targets: Mapping[str, LoadTarget], decoder: Decoder, progress: Progress) -> Counter[str]:
     # On a device they are made there: drawing them on the host would take most of a start.
-    kind = {} if decoder.device.type == "cpu" else {"device": decoder.device, "dtype": decoder.dtype}
+    on_cpu = decoder.device.type == "cpu"
+    place, dtype = decoder.device, torch.float32 if on_cpu else decoder.dtype
     sizes = {name: 4 * torch.Size(target.shape).numel() for name, target in targets.items()}
     done, total = 0, sum(sizes.values())
     for name, target in targets.items():
-        target.load(dummy_tensor(name, target, **kind))
+        target.load(dummy_tensor(name, target, device=place, dtype=dtype))
         done += sizes[name]
         progress("dummy", done, total)
     return Counter({INT8: sum(target.takes_packed for target in targets.values())})

@@ -17,6 +17,21 @@ from scheduler_proc.worker.step_arrays import StepArrays
 
 
 @dataclass(frozen=True)
+class Pages:
+    """KV as a pass sees it."""
+
+    kv: list[Tensor]
+    """Per layer `[num_pages, 2, page_size, num_kv_heads, head_dim]`."""
+    page_size: int
+    scratch: int
+    """A page that belongs to nobody."""
+
+    @property
+    def scratch_location(self) -> int:
+        return self.scratch * self.page_size
+
+
+@dataclass(frozen=True)
 class Hidden:
     """A step's hidden states, and what came with them; valid until the next pass."""
 
@@ -48,18 +63,14 @@ class EagerForward:
 
     minds_ends = True
 
-    def __init__(
-        self, decoder: Decoder, kv: list[Tensor], slots: DeviceSlots, page_size: int, scratch_page: int
-    ) -> None:
-        """scratch_page: a page of kv that belongs to nobody."""
+    def __init__(self, decoder: Decoder, slots: DeviceSlots, pages: Pages) -> None:
         self._decoder = decoder
-        self._kv = kv
         self._slots = slots
-        self._page_size = page_size
-        self._scratch_location = scratch_page * page_size
+        self._pages = pages
 
     def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
-        page_size, max_kv_len = self._page_size, int(plan.kv_lens.max())
+        pages, max_kv_len = self._pages, int(plan.kv_lens.max())
+        page_size = pages.page_size
         decodes = arrays.q_starts is None
         num_tokens = len(plan.rows) if arrays.host_tokens is None else len(arrays.host_tokens)
         inputs = _empty_inputs(num_tokens, len(plan.rows), -(-max_kv_len // page_size), self._slots.seq_len.device)
@@ -69,7 +80,7 @@ class EagerForward:
             arrays.host_tokens,
             self._slots.tensors,
             page_size,
-            self._scratch_location,
+            pages.scratch_location,
             decodes,
             inputs,
         )
@@ -78,7 +89,7 @@ class EagerForward:
         batch = AttentionBatch(
             plan.q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, page_size, host_kv_lens=host_kv_lens
         )
-        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._kv)
+        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, pages.kv)
         return Hidden(states, inputs.kv_lens)
 
 

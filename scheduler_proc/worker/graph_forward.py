@@ -17,7 +17,7 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
 from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
-from scheduler_proc.worker.forward import Forward, Hidden
+from scheduler_proc.worker.forward import Forward, Hidden, Pages
 from scheduler_proc.worker.step_arrays import StepArrays
 
 _FINE_SIZES = 8
@@ -60,20 +60,16 @@ class GraphForward:
     def __init__(
         self,
         decoder: Decoder,
-        kv: list[Tensor],
         slots: DeviceSlots,
-        page_size: int,
-        scratch_page: int,
+        pages: Pages,
         max_rows: int,
         others: Forward,
     ) -> None:
         """max_rows: the largest size of batch that is captured; others: runs the other steps."""
         self.sizes = graph_sizes(max_rows)
         self._decoder = decoder
-        self._kv = kv
         self._slots = slots
-        self._page_size = page_size
-        self._scratch_location = scratch_page * page_size
+        self._pages = pages
         self._others = others
         self._graphs: dict[int, _Graphs] = {}
         device, max_pages = decoder.device, slots.page_table.shape[1]
@@ -144,14 +140,16 @@ class GraphForward:
             None,
             None,
             self._slots.tensors,
-            self._page_size,
-            self._scratch_location,
+            self._pages.page_size,
+            self._pages.scratch_location,
             True,
             inputs,
         )
-        max_kv_len = inputs.page_table.shape[1] * self._page_size
-        batch = AttentionBatch(np.ones(size, np.int32), inputs.kv_lens, max_kv_len, inputs.page_table, self._page_size)
-        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._kv)
+        max_kv_len = inputs.page_table.shape[1] * self._pages.page_size
+        batch = AttentionBatch(
+            np.ones(size, np.int32), inputs.kv_lens, max_kv_len, inputs.page_table, self._pages.page_size
+        )
+        states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._pages.kv)
         return self._decoder.logits(states)
 
     def _draw(self, size: int, drawing: Drawing, logits: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import ctypes
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.cpu import native
@@ -15,7 +14,7 @@ from kernels.cpu.program import Program, Recording
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.device_slots import DeviceSlots
-from scheduler_proc.worker.forward import Forward, Hidden
+from scheduler_proc.worker.forward import Forward, Hidden, Pages
 from scheduler_proc.worker.step_arrays import StepArrays
 
 QUICK_TOKENS = 8
@@ -34,9 +33,8 @@ class ProgramForward:
     def __init__(
         self,
         decoder: Decoder,
-        kv: list[Tensor],
         slots: DeviceSlots,
-        page_size: int,
+        pages: Pages,
         max_tokens: int,
         longer: Forward,
     ) -> None:
@@ -54,7 +52,7 @@ class ProgramForward:
             slots.last_token.data_ptr(),
             slots.page_table.data_ptr(),
             max_pages,
-            page_size,
+            pages.page_size,
             self._tokens.data_ptr(),
             self._positions.data_ptr(),
             self._locations.data_ptr(),
@@ -64,7 +62,7 @@ class ProgramForward:
         )
         self._inputs_address = ctypes.addressof(self._inputs)
         self._views: dict[tuple[int, bool], Hidden] = {}
-        self._pass = self._record_pass(kv, page_size)
+        self._pass = self._record_pass(pages)
         self._head = self._record_head()
 
     def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
@@ -107,13 +105,13 @@ class ProgramForward:
             self._views[num_rows, greedy] = known
         return known
 
-    def _record_pass(self, kv: list[Tensor], page_size: int) -> Program:
-        batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, page_size)
+    def _record_pass(self, pages: Pages) -> Program:
+        batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, pages.page_size)
         recording = Recording(len(self._tokens), len(self._q_lens))
         decoder = self._decoder
         beat, decoder.on_layer = decoder.on_layer, recording.mark
         with torch.inference_mode(), recording.taking():
-            hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, kv)
+            hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, pages.kv)
         decoder.on_layer = beat
         return recording.finish(hidden)
 

@@ -20,20 +20,22 @@ class Rehearsal:
         self._runner = runner
         self._num_pages = num_pages
         self._page_size = page_size
-        self._max_len = runner.slots.page_table.shape[1] * page_size
+        self.max_len = runner.slots.page_table.shape[1] * page_size
         self._step = 0
 
     @torch.inference_mode()
-    def seat(self, num_rows: int, length: int = CONTEXT) -> None:
-        """Requests with contexts of `length` tokens, or as many as fit, in pages of their own if there are enough."""
+    def seat(self, num_rows: int, most: int = CONTEXT) -> None:
+        """Requests with contexts of CONTEXT tokens, or `most`, or as many as fit; in pages of their own if there are
+        enough."""
+        length = min(CONTEXT, most)
         slots = self._runner.slots
         table = slots.page_table
         # Neighbouring rows begin at different pages.
-        used = -(-min(length + 1, self._max_len) // self._page_size)
+        used = -(-min(length + 1, self.max_len) // self._page_size)
         first = torch.arange(num_rows, dtype=torch.int32, device=table.device).unsqueeze(1) * used
         columns = torch.arange(table.shape[1], dtype=torch.int32, device=table.device)
         table[:num_rows] = (first + columns) % self._num_pages
-        slots.seq_len[:num_rows] = min(length, self._max_len - 1)
+        slots.seq_len[:num_rows] = min(length, self.max_len - 1)
         slots.last_token[:num_rows] = 0
         slots.ended[:num_rows] = False
         slots.sampling.temperature[:num_rows] = 1.0
@@ -56,7 +58,7 @@ class Rehearsal:
     def run(self, q_lens: list[int], context: int = 0) -> None:
         """One step in which row i adds q_lens[i] tokens to `context` tokens, rows of one first, and all sample."""
         self.seat(len(q_lens), context)
-        self._runner.run(self._plan(np.array(q_lens, np.int32), min(context, self._max_len - 1)))
+        self._runner.run(self._plan(np.array(q_lens, np.int32), min(context, self.max_len - 1)))
 
     def _plan(self, q_lens: np.ndarray, context: int) -> StepPlan:
         # Below 0, so that no plan in earnest has the same rows_version.
@@ -80,6 +82,6 @@ class Rehearsal:
 
     def chunks(self, step_tokens: int) -> list[int]:
         """Lengths of prompts that are worth a rehearsal: powers of two up to a whole step."""
-        longest = min(step_tokens, self._max_len - 1)
+        longest = min(step_tokens, self.max_len - 1)
         sizes = [LEAST_CHUNK << i for i in range(32) if LEAST_CHUNK << i < longest]
         return [*sizes, longest]

@@ -19,7 +19,9 @@ SHARED = frozenset(
 PROCESSES = frozenset({"tokenizer_proc", "scheduler_proc", "detokenizer_proc"})
 FACES = frozenset(f"engine.{name}" for name in ("server", "api", "lang", "grpc", "router", "bench"))
 
-CLIENT = frozenset({"engine", "engine.generation", "engine.client", "engine.supervisor"})
+CLIENT = frozenset(
+    f"engine.{name}" for name in ("generation", "health", "client", "spawn", "workers", "supervisor")
+) | {"engine"}
 
 # Who may import whom, besides itself. The supervisor starts processes by name, so it imports none.
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -29,8 +31,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "detokenizer_proc": SHARED | {"engine"},
     "scheduler_proc": SHARED | {"engine", "kernels"},
     "engine.generation": SHARED | {"engine"},
-    "engine.client": SHARED | {"engine", "engine.generation"},
-    "engine.supervisor": SHARED | {"engine", "engine.client"},
+    "engine.health": SHARED | {"engine"},
+    "engine.client": SHARED | {"engine", "engine.generation", "engine.health"},
+    "engine.spawn": SHARED | {"engine"},
+    "engine.workers": SHARED | {"engine", "engine.client", "engine.spawn"},
+    "engine.supervisor": SHARED | {"engine", "engine.client", "engine.spawn", "engine.workers"},
     **dict.fromkeys(FACES, SHARED | FACES | CLIENT),
     "engine.cli": SHARED | FACES | CLIENT,
     # The front door names what it loads lazily; that it loads nothing by itself is tested below.

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from engine.errors import InvalidRequestError
 from engine.server.body import decode_json, read_body
-from engine.server.keys import CLIENT
+from engine.server.keys import CLIENT, FRONTS
 
 
 class AbortBody(msgspec.Struct, frozen=True):
@@ -25,17 +25,18 @@ _decoder = msgspec.json.Decoder(AbortBody)
 
 async def abort_request(request: web.Request) -> web.Response:
     """{"aborted": how many requests were told to end}; 0 for a rid that nobody has (any more)."""
-    client = request.app[CLIENT]
-    body = decode_json(await read_body(request, client.config.http.max_body_mb * 2**20), _decoder)
+    limit_bytes = request.app[CLIENT].config.http.max_body_mb * 2**20
+    fronts = request.app[FRONTS]
+    body = decode_json(await read_body(request, limit_bytes), _decoder)
     given = [name for name in ("rid", "rid_prefix", "abort_all") if getattr(body, name)]
     if len(given) != 1:
         raise InvalidRequestError(
             f"Exactly one of rid, rid_prefix and abort_all: true is needed; this has {', '.join(given) or 'none'}."
         )
     if body.rid:
-        aborted = client.abort(label=body.rid)
+        aborted = await fronts.abort(label=body.rid)
     elif body.rid_prefix:
-        aborted = client.abort(prefix=body.rid_prefix)
+        aborted = await fronts.abort(prefix=body.rid_prefix)
     else:
-        aborted = client.abort()
+        aborted = await fronts.abort()
     return web.json_response({"aborted": aborted})

@@ -45,9 +45,17 @@ def test_an_mlp_that_cannot_be_cut(spec: DecoderSpec) -> None:
 
 @pytest.mark.parametrize("device", ["null", "delayed"])
 def test_devices_that_share_nothing(device: Device) -> None:
-    check_options(_config(device, 1))
     with pytest.raises(ConfigError, match=f"--tp-size 2 .*--device {device}"):
         check_options(_config(device, 2))
+
+
+def test_sums_of_more_than_two_have_no_fixed_order() -> None:
+    check_options(
+        msgspec.structs.replace(_config("cpu", 2), scheduler=SchedulerOptions(device="cpu", deterministic=True))
+    )
+    config = _config("cpu", 3)
+    with pytest.raises(ConfigError, match="--deterministic goes with --tp-size 1 and 2, not with 3"):
+        check_options(msgspec.structs.replace(config, scheduler=SchedulerOptions(device="cpu", deterministic=True)))
 
 
 def test_more_ranks_than_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,3 +211,31 @@ async def test_a_model_name_cannot_forge_lines(http: Http, fake: FakeClient) -> 
     assert "engine_fake" not in names(found)
     (build,) = (dict(labels) for name, labels in found if name == "engine_build_info")
     assert build["model"] == fake.model_name
+
+
+async def test_counts_of_other_fronts_are_added(http: Http, fake: FakeClient) -> None:
+    assert http.app is not None
+    own, other = http.app[METRICS], Metrics()
+    stamps = Stamps(arrived=SECOND, sent=3 * SECOND)
+    own.on_ended("", ended(stamps=stamps))
+    for _ in range(2):
+        other.on_ended("", ended(stamps=stamps))
+    other.on_error("", ContextLengthError("x"))
+    health = FakeHealth(True, "ready", "", [])
+    for _ in range(2):
+        # What is added is not kept.
+        text = own.render("m", health, None, [*other.samples(), *other.samples()]).decode()  # ty: ignore[invalid-argument-type]
+    found = {(s.name, frozenset(s.labels.items())): s.value for s in samples(text)}
+    assert value(found, "requests_total", outcome="length", status="200") == 1 + 2 + 2
+    assert value(found, "requests_total", outcome="error", status="400") == 1 + 1
+    assert value(found, "request_latency_seconds_count") == 5
+    assert value(found, "request_latency_seconds_sum") == pytest.approx(10)
+    assert value(found, "request_latency_seconds_bucket", le="2.5") == 5
+    assert value(found, "request_latency_seconds_bucket", le="1.0") == 0
+    assert value(await scrape(http), "requests_total", outcome="length", status="200") == 1
+
+
+def test_samples_are_what_was_counted_and_nothing_else() -> None:
+    names = {name for name, _, _ in Metrics().samples()}
+    assert names
+    assert all(name.startswith("engine_") and not name.endswith("_created") for name in names)

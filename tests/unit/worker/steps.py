@@ -18,9 +18,10 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Adjustment, Joins, PageUpdates, PromptScores, StepPlan, StepResult
 from scheduler_proc.worker.capture import Captured
 from scheduler_proc.worker.device_slots import DeviceSlots
-from scheduler_proc.worker.forward import EagerForward
+from scheduler_proc.worker.forward import EagerForward, Forward, Pages
 from scheduler_proc.worker.graph_forward import GraphForward
 from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.prompt_graphs import PromptGraphs
 from scheduler_proc.worker.rehearsal import Rehearsal
 from scheduler_proc.worker.transfer import Transfer
 from tests.support.tiny_models import tiny_config, tiny_tensors, write_tiny_model
@@ -31,6 +32,7 @@ VOCAB = 120
 MAX_LEN = 160
 PAGE = 4
 MAX_STOPS = 3
+MAX_GRAPH_TOKENS = 32
 
 
 @cache
@@ -78,18 +80,22 @@ class Steps:
         decoder: Decoder | None = None,
         max_graph_rows: int = 0,
     ) -> None:
-        """max_graph_rows: decode steps of up to so many rows are replayed, as on a device that has graphs."""
+        """max_graph_rows: decode steps of up to so many rows, and short ones with prompts, are replayed, as on a device
+        that has graphs."""
         decoder = decoder or tiny_decoder()
         shape, max_pages = decoder.kv_shape, MAX_LEN // PAGE
         cpu = torch.device("cpu")
         num_pages = num_slots * max_pages
         pool = KVPool(shape.num_layers, num_pages + 1, PAGE, shape.num_kv_heads, shape.head_dim, torch.float32, cpu)
         slots = DeviceSlots(num_slots, max_pages, Transfer(cpu), MAX_STOPS)
-        forward = EagerForward(decoder, pool.layers, slots, PAGE, num_pages)
+        pages = Pages(pool.layers, PAGE, num_pages)
+        forward: Forward = EagerForward(decoder, slots, pages)
         self.runner = ModelRunner(decoder, kernels or cpu_kernels(), pool, slots, forward, mode)
         if max_graph_rows:
-            graphs = GraphForward(decoder, pool.layers, slots, PAGE, num_pages, max_graph_rows, forward)
             rehearsal = Rehearsal(self.runner, num_pages, PAGE)
+            prompts = PromptGraphs(decoder, slots, pages, MAX_GRAPH_TOKENS, forward)
+            prompts.capture(Again(), rehearsal.seat, lambda done: None)
+            graphs = GraphForward(decoder, slots, pages, max_graph_rows, prompts)
             graphs.capture(Again(), rehearsal.seat, lambda done: None)
             rehearsal.clear()
             self.runner.forward = graphs

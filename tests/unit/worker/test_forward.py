@@ -15,7 +15,7 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.weights.load import load_weights
 from scheduler_proc.worker.device_slots import DeviceSlots
-from scheduler_proc.worker.forward import EagerForward, Forward
+from scheduler_proc.worker.forward import EagerForward, Forward, Pages
 from scheduler_proc.worker.program_forward import ProgramForward
 from scheduler_proc.worker.step_arrays import upload_arrays
 from scheduler_proc.worker.transfer import Transfer
@@ -62,10 +62,11 @@ class _Runs:
         self.slots = DeviceSlots(SLOTS, self.max_pages, Transfer(torch.device("cpu")), 1)
         order = torch.randperm(SLOTS * self.max_pages, generator=torch.Generator().manual_seed(page_size))
         self.slots.page_table[:SLOTS].copy_(order.view(SLOTS, self.max_pages))
-        eager = EagerForward(decoder, pool.layers, self.slots, page_size, SLOTS * self.max_pages)
+        pages = Pages(pool.layers, page_size, SLOTS * self.max_pages)
+        eager = EagerForward(decoder, self.slots, pages)
         self.forward: Forward = eager
         if program:
-            self.forward = ProgramForward(decoder, pool.layers, self.slots, page_size, MAX_TOKENS, eager)
+            self.forward = ProgramForward(decoder, self.slots, pages, MAX_TOKENS, eager)
         self.hidden: list[list[torch.Tensor]] = [[] for _ in range(SLOTS)]
 
     @torch.inference_mode()

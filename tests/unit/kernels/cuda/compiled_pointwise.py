@@ -10,6 +10,7 @@ from kernels.cuda.embedding import copy_rows
 from kernels.cuda.norm import norm_config, rms_long_rows, rms_rows
 from kernels.cuda.pages import BLOCK, gather_page_rows, list_pages, move_places
 from kernels.cuda.rope_store import rope_config, rope_store_heads
+from kernels.cuda.step import PAGE_BLOCK, ROW_BLOCK, TOKEN_BLOCK, end_rows, fill_rows
 from tests.support.triton_compile import Compiled, compile_kernel
 
 NORMS = ((128, "", False), (1024, "", True), (4096, "", False), (4096, "", True), (5120, "", True), (8192, "", True))
@@ -44,7 +45,7 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
     done.append(("norm 4096 e4m3 add, capability 8.0", _norm(4096, "e4m3", True, 80)))
     done.append(("rope_store 32/8x128, e5m2, capability 8.0", _rope(1, 32, 8, 128, format="e5m2", capability=80)))
     done.append(("embed", _embed(capability)))
-    return done + _pages(capability)
+    return done + _pages(capability) + _steps(capability)
 
 
 def _norm(dim: int, format: str, adds: bool, capability: int) -> Compiled:
@@ -144,3 +145,23 @@ def _pages(capability: int) -> list[tuple[str, Compiled]]:
     spread = constants | {"HEAD_DIM": 80, "SIZE": 640}
     apart = compile_kernel(move_places, types, spread, capability=capability, aligned=aligned)
     return [("gather_pages", gather), ("page_lists", lists), ("compact_kv", move), ("compact_kv, heads apart", apart)]
+
+
+def _steps(capability: int) -> list[tuple[str, Compiled]]:
+    vectors = ("rows", "seq_len", "last_token", "tokens", "positions", "locations", "kv_lens")
+    types = dict.fromkeys(vectors, "*i64") | {"ended": "*u8", "page_table": "*i32", "out_table": "*i32"}
+    types |= dict.fromkeys(("scratch_slot", "max_pages", "width", "table_stride", "out_stride"), "i32")
+    types |= {"scratch_location": "i64"}
+    aligned = ("seq_len", "last_token", "ended", "page_table")
+    done = []
+    for name, tokens in (("decode", 1), ("rows", TOKEN_BLOCK)):
+        given = {} if tokens == 1 else {"q_starts": "*i32", "host_tokens": "*i32"}
+        constants: dict[str, object] = {"PAGE_SIZE": 64, "EMPTIES_ENDED": tokens == 1, "TOKENS": tokens}
+        constants |= {"PAGES": PAGE_BLOCK} | ({} if given else {"q_starts": None, "host_tokens": None})
+        kernel = compile_kernel(fill_rows, types | given, constants, capability=capability, aligned=aligned)
+        done.append((f"step_inputs, {name}", kernel))
+    types = {"rows": "*i64", "drawn": "*i32", "last_token": "*i64", "ended": "*u8", "stop_ids": "*i32"}
+    types |= dict.fromkeys(("num_rows", "widest", "stop_stride"), "i32")
+    aligned = ("last_token", "ended", "stop_ids")
+    end = compile_kernel(end_rows, types, {"ROWS": ROW_BLOCK}, capability=capability, num_warps=1, aligned=aligned)
+    return [*done, ("advance_ends", end)]

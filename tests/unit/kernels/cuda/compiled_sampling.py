@@ -125,7 +125,7 @@ def _of_dtype(dtype: str, capability: int) -> list[tuple[str, Compiled]]:
         ("choose", of(sampling.choose_rows, choose | {"FILTER": True}, 8, **most)),
         ("thresholds", of(logprobs.find_thresholds, {"UNUSED": unused}, 8, **most)),
         ("process", of(logprobs.process_logits, {"BLOCK": 4096}, 8)),
-        ("scores", of(logprobs.score_rows, {"BLOCK": 2048}, 4)),
+        ("scores", of(logprobs.score_rows, {"BLOCK": 2048}, sampling_candidates.BOUND_WARPS)),
         ("scores, listed", of(logprobs.list_largest, {}, 4, **most)),
         ("penalise", of(logits.penalise_rows, {"BLOCK": 2048}, 4, enable_fp_fusion=False)),
         ("edit", of(logits.edit_rows, {"BLOCK": 64, "COMPARED": 32}, 4)),

@@ -8,7 +8,9 @@ import torch
 
 from kernels.attention import AttentionBatch, SharedPrefix
 from kernels.cuda.attention_kernel import REST, SHARED, WHOLE
-from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, make_plan
+from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, fixed_lanes, make_plan, tile_lanes
+
+LANES = tile_lanes(4, False)
 
 
 def _batch(q_lens: list[int], prefix: SharedPrefix | None = None) -> AttentionBatch:
@@ -32,7 +34,7 @@ def _tokens(launch: Launch, group: int) -> list[tuple[int, int]]:
     [([1] * 9, DECODE, 9), ([4] * 3, DECODE, 3), ([5] * 3, DRAFT, 3), ([16], DRAFT, 1), ([100] * 2, PREFILL, 8)],
 )
 def test_rows_of_one_length_need_no_list(q_lens: list[int], kind: int, tiles: int) -> None:
-    plan = make_plan(_batch(q_lens), 4, False, None)
+    plan = make_plan(_batch(q_lens), 4, LANES, None)
     assert plan is not None and not plan.has_lists and not plan.shares
     (launch,) = plan.launches
     assert (launch.kind, launch.part, launch.num_tiles, launch.q_len) == (kind, WHOLE, tiles, q_lens[0])
@@ -43,7 +45,7 @@ def test_rows_of_one_length_need_no_list(q_lens: list[int], kind: int, tiles: in
 @pytest.mark.parametrize("is_float32", [False, True])
 def test_mixed_rows(group: int, is_float32: bool) -> None:
     q_lens = [1, 0, 7, 300, 1, 16, 33]
-    plan = make_plan(_batch(q_lens), group, is_float32, None)
+    plan = make_plan(_batch(q_lens), group, tile_lanes(group, is_float32), None)
     assert plan is not None and plan.has_lists
     assert [launch.kind for launch in plan.launches] == sorted({launch.kind for launch in plan.launches})[::-1]
     found = sorted(token for launch in plan.launches for token in _tokens(launch, group))
@@ -52,14 +54,24 @@ def test_mixed_rows(group: int, is_float32: bool) -> None:
     assert all(launch.part == WHOLE and launch.num_tiles == len(launch.tiles) for launch in plan.launches)
 
 
+@pytest.mark.parametrize(("group", "is_float32", "lanes"), [(4, False, 64), (4, True, 32), (96, False, 128)])
+def test_one_kind_for_all_rows(group: int, is_float32: bool, lanes: int) -> None:
+    for q_lens in ([1, 0, 7, 300, 1, 16, 33], [1, 1], [500]):
+        plan = make_plan(_batch(q_lens), group, fixed_lanes(group, is_float32), None)
+        assert plan is not None
+        (launch,) = plan.launches
+        tokens = lanes // group
+        assert launch.lanes == lanes and launch.num_tiles == sum(-(-q_len // tokens) for q_len in q_lens)
+
+
 def test_no_tokens() -> None:
-    assert make_plan(_batch([0, 0]), 4, False, None) is None
+    assert make_plan(_batch([0, 0]), 4, LANES, None) is None
 
 
 def test_shared_keys() -> None:
     prefix = SharedPrefix(np.array([0, 3, 4, 6, 8], dtype=np.int32), np.array([64, 32, 0, 16], dtype=np.int32))
     # The last group has one row that takes part.
-    plan = make_plan(_batch([1, 1, 40, 1, 1, 1, 0, 2], prefix), 4, False, 128)
+    plan = make_plan(_batch([1, 1, 40, 1, 1, 1, 0, 2], prefix), 4, LANES, 128)
     assert plan is not None and plan.shares
     shared = [launch for launch in plan.launches if launch.part == SHARED]
     rest = [launch for launch in plan.launches if launch.part == REST]
@@ -75,5 +87,5 @@ def test_little_shared_is_left() -> None:
     prefix = SharedPrefix(np.array([0, 3], dtype=np.int32), np.array([64], dtype=np.int32))
     batch = _batch([1, 1, 1], prefix)
     for least, shares in ((128, True), (129, False), (None, False)):
-        plan = make_plan(batch, 4, False, least)
+        plan = make_plan(batch, 4, LANES, least)
         assert plan is not None and plan.shares == shares

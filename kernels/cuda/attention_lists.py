@@ -1,0 +1,56 @@
+"""Lists of tiles that the device makes itself, for graphs that steps of different rows replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.cuda.attention_kernel import LIST_COLUMNS
+
+_LIST_COLUMNS = tl.constexpr(LIST_COLUMNS)
+_EMPTY_AT_ONCE = tl.constexpr(256)
+
+
+def device_list(q_starts: Tensor, least: int, most: int, tokens: int, capacity: int) -> Tensor:
+    """int32 `[capacity, LIST_COLUMNS]`: the tiles, of `tokens` tokens each, of all rows of `least` to `most` tokens.
+
+    q_starts: int32 `[rows + 1]`; the last row has no context, and what is left of the list are empty tiles of that.
+    There must be room for all.
+    """
+    num_rows = len(q_starts) - 1
+    assert q_starts.is_contiguous()
+    tiles = torch.empty((capacity, LIST_COLUMNS), dtype=torch.int32, device=q_starts.device)
+    kernel: Any = list_tiles[(1,)]
+    kernel(q_starts, tiles, num_rows, capacity, least, most, TOKENS=tokens, ROWS=triton.next_power_of_2(num_rows))
+    return tiles
+
+
+@triton.jit(do_not_specialize=["num_rows", "capacity", "least", "most"], do_not_specialize_on_alignment=["q_starts"])
+def list_tiles(q_starts, tiles, num_rows, capacity, least, most, TOKENS: tl.constexpr, ROWS: tl.constexpr):
+    """One program: every row writes its tiles behind those of the rows before it."""
+    row = tl.arange(0, ROWS)
+    origin = tl.load(q_starts + row, mask=row < num_rows, other=0)
+    length = tl.load(q_starts + row + 1, mask=row < num_rows, other=0) - origin
+    count = tl.where((length >= least) & (length <= most), tl.cdiv(length, TOKENS), 0)
+    place = tl.cumsum(count, axis=0) - count
+    total = tl.sum(count, axis=0)
+    for nth in range(tl.max(count, axis=0)):
+        entry = tiles + (place + nth) * _LIST_COLUMNS
+        mask = (nth < count) & (place + nth < capacity)
+        tl.store(entry, row, mask=mask)
+        tl.store(entry + 1, tl.zeros([ROWS], tl.int32) + nth * TOKENS, mask=mask)
+        tl.store(entry + 2, origin, mask=mask)
+        tl.store(entry + 3, length, mask=mask)
+        tl.store(entry + 4, tl.zeros([ROWS], tl.int32), mask=mask)
+    nothing = tl.zeros([_EMPTY_AT_ONCE], tl.int32)
+    for first in range(total, capacity, _EMPTY_AT_ONCE):
+        index = first + tl.arange(0, _EMPTY_AT_ONCE)
+        entry = tiles + index * _LIST_COLUMNS
+        mask = index < capacity
+        tl.store(entry, nothing + num_rows - 1, mask=mask)
+        for column in tl.static_range(1, 5):
+            tl.store(entry + column, nothing, mask=mask)

@@ -1,0 +1,167 @@
+"""Puts the device `cuda` together: weights and kernels, memory in order, kernels warmed up, graphs captured."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.model_files.default_model import cache_dir
+from engine.model_files.progress import Progress
+from engine.model_files.types import ModelFiles
+from kernels.cuda.context import make_context
+from kernels.cuda.tuning import Tuner
+from kernels.dispatch import KernelSet, select
+from scheduler_proc.cache.kv_pool import bytes_per_token
+from scheduler_proc.model_parts import Memory, load_decoder, log_pool, make_memory
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.numerics import choose_numerics
+from scheduler_proc.parallel.group import Group
+from scheduler_proc.plan import Device
+from scheduler_proc.worker.capture import CudaCapture
+from scheduler_proc.worker.cuda import CudaDevice
+from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
+from scheduler_proc.worker.forward import EagerForward
+from scheduler_proc.worker.graph_forward import Drawing, GraphForward, graph_sizes
+from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.prompt_graphs import PromptGraphs, token_sizes
+from scheduler_proc.worker.rehearsal import Rehearsal
+
+log = logging.getLogger(__name__)
+
+FIXED_KERNELS = "linear=fixed,gated_linear=fixed,paged_attention=fixed"
+"""What --deterministic means on CUDA: sums in one order, whatever else is in a step."""
+
+
+class CudaBuild:
+    """Takes the memory of the current device: weights, what a step and the graphs need, and KV with the rest."""
+
+    def __init__(self, config: EngineConfig, model: ModelFiles, on_layer: Callable[[], None], group: Group) -> None:
+        self._config = config
+        self._model = model
+        self._on_layer = on_layer
+        self._group = group
+        # A graph cannot be captured on the default stream, and what shares counters must share a stream.
+        torch.cuda.set_stream(torch.cuda.Stream())
+        self._place = torch.device("cuda", torch.cuda.current_device())
+        self._tuner = Tuner(self._place, cache_dir() / "kernel-choices")
+
+    def device(self) -> tuple[Device, int]:
+        """The device, ready to run, and the tokens of its KV pool. Raises as `model_device` does."""
+        config, options = self._config, self._config.scheduler
+        available = free_bytes()
+        numerics = choose_numerics(config, self._model)
+        kernels = self._kernels(numerics.dtype)
+        decoder = load_decoder(config, self._model, numerics, kernels, self._place, self._group)
+        decoder.on_layer = self._on_layer
+        sizes = self._measured(available, decoder, numerics.kv_dtype)
+        sizes.log()
+        shape = decoder.kv_shape
+        per_token = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, numerics.kv_dtype)
+        num_tokens = self._group.least(
+            sizes.kv_tokens(options.mem_fraction_static, options.max_total_tokens, per_token, config.page_size)
+        )
+        memory = make_memory(config, self._model, decoder, num_tokens, numerics.kv_dtype)
+        log_pool(memory, numerics.kv_dtype)
+        runner = self._runner(decoder, memory)
+        self._warm_up(runner, memory)
+        return CudaDevice(runner), num_tokens
+
+    def _kernels(self, dtype: torch.dtype) -> KernelSet:
+        overrides = os.environ.get("ENGINE_KERNELS", "")
+        if self._config.scheduler.deterministic:
+            # What the user says comes last, and counts.
+            overrides = f"{FIXED_KERNELS},{overrides}"
+        try:
+            return select("cuda", dtype, overrides, context=make_context(self._place, self._tuner))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def _runner(self, decoder: Decoder, memory: Memory) -> ModelRunner:
+        """One that launches kernel by kernel."""
+        forward = EagerForward(decoder, memory.slots, memory.pages)
+        mode = self._config.scheduler.logprobs_mode
+        return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _measured(self, available: int, decoder: Decoder, kv_dtype: torch.dtype) -> DeviceMemory:
+        step = self._step_bytes(decoder, kv_dtype)
+        weights = sum(tensor.nbytes for tensor in decoder.parameters().values())
+        kernels = max(available - free_bytes() - weights, 0)
+        graphs, max_rows = 0, self._config.cuda_graph_max_bs
+        if max_rows:
+            num_graphs = len(graph_sizes(max_rows)) * (1 + len(Drawing))
+            num_graphs += 2 * len(token_sizes(self._config.chunked_prefill_size))
+            # They share the memory of the largest, which needs no more than a step that is launched.
+            graphs = step + num_graphs * GRAPH_BYTES
+        return DeviceMemory(available, weights, kernels, step, graphs)
+
+    def _step_bytes(self, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+        """By a step as large as any, over a small pool."""
+        config = self._config
+        rows = config.max_running_requests
+        chunk = max(1, config.chunked_prefill_size // rows)
+        num_tokens = rows * -(-chunk // config.page_size) * config.page_size
+        memory = make_memory(config, self._model, decoder, num_tokens, kv_dtype)
+        rehearsal = Rehearsal(self._runner(decoder, memory), memory.num_pages, config.page_size)
+        q_lens = [min(chunk, rehearsal.max_len - 1)] * rows
+        # Kernels are not chosen by this step, which is like none in earnest.
+        self._tuner.freeze()
+        rehearsal.run(q_lens)
+        size = peak_bytes(lambda: rehearsal.run(q_lens))
+        self._tuner.thaw()
+        return int(size * FRAGMENTATION)
+
+    # -- warming up ---------------------------------------------------------------------------------------------------
+
+    def _warm_up(self, runner: ModelRunner, memory: Memory) -> None:
+        """Compile and choose kernels, and capture the graphs, so that no request waits for that."""
+        config, begin = self._config, time.monotonic()
+        free = torch.cuda.mem_get_info()[0]
+        rehearsal = Rehearsal(runner, memory.num_pages, config.page_size)
+        num_graphs = num_prompt_graphs = 0
+        if config.cuda_graph_max_bs:
+            capture, decoder, slots, pages = CudaCapture(), runner.decoder, memory.slots, memory.pages
+            prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, runner.forward)
+            with self._shown("prompt graphs", prompts.most_graphs) as progress:
+                prompts.capture(capture, rehearsal.seat, progress)
+            forward = GraphForward(decoder, slots, pages, config.cuda_graph_max_bs, prompts)
+            with self._shown("decode graphs", len(forward.sizes)) as progress:
+                forward.capture(capture, rehearsal.seat, progress)
+            runner.forward = forward
+            num_graphs, num_prompt_graphs = len(forward.sizes), prompts.num_graphs
+        chunks = rehearsal.chunks(config.chunked_prefill_size)
+        with self._shown("kernels", len(chunks)) as progress:
+            for done, chunk in enumerate(chunks):
+                progress(done)
+                rehearsal.run([chunk])
+        rehearsal.clear()
+        self._tuner.freeze()
+        log.info(
+            "event=warmed_up seconds=%.1f decode_graphs=%d prompt_graphs=%d memory_mib=%d",
+            time.monotonic() - begin,
+            num_graphs,
+            num_prompt_graphs,
+            (free - torch.cuda.mem_get_info()[0]) >> 20,
+        )
+
+    @contextmanager
+    def _shown(self, what: str, total: int) -> Generator[Callable[[int], None]]:
+        """A callback that takes how much is done: a sign of life, and on rank 0 a bar."""
+        bar = Progress(what, total, is_bytes=False) if self._group.rank == 0 else None
+
+        def progress(done: int) -> None:
+            self._on_layer()
+            if bar is not None:
+                bar.set(done)
+
+        yield progress
+        if bar is not None:
+            bar.close()
