@@ -60,6 +60,7 @@ class CudaBuild:
         kernels = self._kernels(numerics.dtype)
         decoder = load_decoder(config, self._model, numerics, kernels, self._place, self._group)
         decoder.on_layer = self._on_layer
+        decoder.widens_logits = options.deterministic
         sizes = self._measured(available, decoder, numerics.kv_dtype)
         sizes.log()
         shape = decoder.kv_shape

@@ -46,12 +46,12 @@ class HostRows:
 
 
 def device_rows(batch: AttentionBatch) -> DeviceRows:
-    """Waits for nothing; copies only what is not int32 and dense. In a graph that is captured, it copies anew, so that
-    the graph does.
+    """Waits for nothing; copies only what is not int32 and dense. In a graph that is captured, it copies anew, once, so
+    that the graph does.
     """
-    key = (__name__, "device_rows")
+    key = (__name__, "device_rows", is_capturing(batch.kv_lens.device))
     known = batch.memo.get(key)
-    if is_capturing(batch.kv_lens.device) or not isinstance(known, DeviceRows):
+    if not isinstance(known, DeviceRows):
         known = DeviceRows(batch.page_table.to(torch.int32).contiguous(), batch.kv_lens.to(torch.int32))
         batch.memo[key] = known
     return known
@@ -71,9 +71,9 @@ def packed_mask(batch: AttentionBatch, q_len: int) -> Tensor:
     """Which of a row's own tokens see each other: int32 `[rows, q_len, ceil(q_len / 32)]`, a bit per token, from the
     lowest of the first word on.
     """
-    key = (__name__, "packed_mask")
+    key = (__name__, "packed_mask", is_capturing(batch.kv_lens.device))
     known = batch.memo.get(key)
-    if is_capturing(batch.kv_lens.device) or not isinstance(known, Tensor):
+    if not isinstance(known, Tensor):
         known = _packed_mask(batch, q_len)
         batch.memo[key] = known
     return known

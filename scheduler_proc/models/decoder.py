@@ -107,6 +107,9 @@ class Decoder:
 
         self._layers = tuple(layer(i) for i in range(spec.num_layers))
         self._norm = norm("norm", False)
+        self.widens_logits = False
+        """Logits are float32 whatever the model's dtype: else they are only where a row of a step changes its own, and
+        what is worked out from them may differ in its last bits."""
         self.on_layer: Callable[[], None] = _nothing
         """Called after every layer that ran on the host: a long step is a sign of life, not a hang."""
 
@@ -136,7 +139,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, vocab]` in the model's dtype, from the hidden states `[rows, hidden]` of tokens that need them."""
-        return self._lm_head.logits(hidden)
+        logits = self._lm_head.logits(hidden)
+        return logits.float() if self.widens_logits else logits
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter as stored (fused, this process's share) by name; a tied output projection is not repeated."""

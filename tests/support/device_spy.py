@@ -14,6 +14,9 @@ import torch
 from engine.ipc.messages import Abort
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Device, Handle, StepPlan, StepResult
+from scheduler_proc.worker.forward import Hidden
+from scheduler_proc.worker.prompt_graphs import PromptGraphs
+from scheduler_proc.worker.step_arrays import StepArrays
 from tests.support.scheduler import Harness
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 3}
@@ -103,4 +106,13 @@ class PromptFailure:
                 raise torch.OutOfMemoryError("made up")
             return forward(decoder, inputs, *rest)
 
+        replay = PromptGraphs.__call__
+
+        def failing_replay(graphs: PromptGraphs, plan: StepPlan, arrays: StepArrays) -> Hidden:
+            if self.due and len(plan.tokens) > 8:
+                self.due = False
+                raise torch.OutOfMemoryError("made up")
+            return replay(graphs, plan, arrays)
+
         monkeypatch.setattr(Decoder, "forward", failing)
+        monkeypatch.setattr(PromptGraphs, "__call__", failing_replay)
