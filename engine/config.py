@@ -262,7 +262,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(
-            description="Threads of the CPU model.",
+            description="Threads of the CPU model; on CUDA, of loading.",
             extra={"auto": "the physical cores this process may use, within its control groups' CPU quota"},
         ),
     ] = None

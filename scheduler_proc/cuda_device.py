@@ -19,6 +19,7 @@ from kernels.cuda.context import make_context
 from kernels.cuda.tuning import Tuner
 from kernels.dispatch import KernelSet, select
 from scheduler_proc.cache.kv_pool import bytes_per_token
+from scheduler_proc.cpus import usable_cores
 from scheduler_proc.model_parts import Memory, load_decoder, log_pool, make_memory
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.numerics import choose_numerics
@@ -50,6 +51,8 @@ class CudaBuild:
         # A graph cannot be captured on the default stream, and what shares counters must share a stream.
         torch.cuda.set_stream(torch.cuda.Stream())
         self._place = torch.device("cuda", torch.cuda.current_device())
+        # What is left to the host: weights that are unpacked or cut up.
+        torch.set_num_threads(config.process.cpu_threads or max(usable_cores() // group.size, 1))
         self._tuner = Tuner(self._place, cache_dir() / "kernel-choices")
 
     def device(self) -> tuple[Device, int]:

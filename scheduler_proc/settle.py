@@ -21,6 +21,7 @@ def settle(config: EngineConfig) -> EngineConfig:
     device is asked for and there is none that can be used."""
     asked = config.scheduler.device
     if asked not in ("auto", "cuda"):
+        _warn_of_graph_options(config, asked)
         return config
     import torch
 
@@ -30,7 +31,24 @@ def settle(config: EngineConfig) -> EngineConfig:
     device = "cpu" if reason else "cuda"
     if asked == "auto":
         log.info("event=device device=%s%s", device, f" reason={reason}" if reason else "")
+    if reason:
+        _warn_of_graph_options(config, device)
     return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, device=device))
+
+
+def _warn_of_graph_options(config: EngineConfig, device: str) -> None:
+    """One configuration may serve machines with and without a GPU, so this is no error."""
+    options = config.scheduler
+    given = [
+        flag
+        for flag, is_given in (
+            ("--cuda-graph-max-bs", options.cuda_graph_max_bs is not None),
+            ("--disable-cuda-graph", options.disable_cuda_graph),
+        )
+        if is_given
+    ]
+    if given:
+        log.warning("event=option_without_effect option=%s device=%s", ",".join(given), device)
 
 
 def context_length(config: EngineConfig, model: ModelFiles) -> int:

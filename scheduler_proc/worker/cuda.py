@@ -47,8 +47,9 @@ class CudaDevice:
         """Nothing to do: a page is written before it is read."""
 
     def close(self) -> None:
-        """Let what was launched come to its end."""
+        """Let what was launched come to its end, and go of graphs: a communicator waits for those that use it."""
         torch.cuda.synchronize()
+        self.runner.forward.release()
 
 
 def _check_alive(error: RuntimeError) -> None:

@@ -57,6 +57,10 @@ class Forward(Protocol):
         """Takes what the slots hold before the step, and advances their seq_len."""
         ...
 
+    def release(self) -> None:
+        """Let go of what was captured; nothing runs afterwards."""
+        ...
+
 
 class EagerForward:
     """Every operation is called from Python."""
@@ -91,6 +95,9 @@ class EagerForward:
         )
         states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, pages.kv)
         return Hidden(states, inputs.kv_lens)
+
+    def release(self) -> None:
+        """Nothing was captured."""
 
 
 def _empty_inputs(num_tokens: int, num_rows: int, num_columns: int, device: torch.device) -> StepInputs:

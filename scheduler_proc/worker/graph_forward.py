@@ -97,6 +97,10 @@ class GraphForward:
         draw.replay()
         return Hidden(None, kv_lens, logits=logits, drawn=draw.output[:num])
 
+    def release(self) -> None:
+        self._graphs.clear()
+        self._others.release()
+
     @torch.inference_mode()
     def capture(self, capture: Capture, prepare: Callable[[int], None], progress: Callable[[int], None]) -> None:
         """Capture every size, largest first.

@@ -95,6 +95,9 @@ class ProgramForward:
             self._head.run_to_mark(num_rows, num_rows)
         return self._decoded(num_rows, plan.all_greedy)
 
+    def release(self) -> None:
+        """A program holds nothing but memory."""
+
     def _decoded(self, num_rows: int, greedy: bool) -> Hidden:
         """Views of the programs' results; kept, for a steady step is short and a view costs microseconds."""
         known = self._views.get((num_rows, greedy))

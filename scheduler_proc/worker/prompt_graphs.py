@@ -91,6 +91,10 @@ class PromptGraphs:
         graph.replay()
         return Hidden(graph.output[:num_tokens], self._inputs.kv_lens[:num_rows])
 
+    def release(self) -> None:
+        self._graphs.clear()
+        self._others.release()
+
     @torch.inference_mode()
     def capture(self, capture: Capture, seat: Callable[[int, int], None], progress: Callable[[int], None]) -> None:
         """Capture from the smallest size on, until launching is hidden behind the device's work.

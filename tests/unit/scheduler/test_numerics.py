@@ -40,6 +40,47 @@ def config(**options: str) -> EngineConfig:
     return msgspec.convert({"model": options}, EngineConfig)
 
 
+def on(device: str, deterministic: bool = False, **options: str) -> EngineConfig:
+    scheduler = {"device": device, "deterministic": deterministic}
+    return msgspec.convert({"model": options, "scheduler": scheduler}, EngineConfig)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        ("Q4_1", {}, Numerics(False, torch.bfloat16, torch.bfloat16)),
+        ("safetensors", {}, Numerics(False, torch.bfloat16, torch.bfloat16)),
+        ("safetensors", {"dtype": "float16"}, Numerics(False, torch.float16, torch.float16)),
+        ("safetensors", {"dtype": "float32"}, Numerics(False, torch.float32, torch.float32)),
+        ("safetensors", {"kv_cache_dtype": "float16"}, Numerics(False, torch.bfloat16, torch.float16)),
+    ],
+)
+def test_on_cuda_nothing_is_packed(
+    models: dict[str, ModelFiles], model: str, options: dict[str, str], expected: Numerics
+) -> None:
+    assert choose_numerics(on("cuda", **options), models[model]) == expected
+
+
+def test_on_cuda_a_checkpoint_in_float16_stays(models: dict[str, ModelFiles]) -> None:
+    model = models["safetensors"]
+    half = msgspec.structs.replace(model, config=msgspec.structs.replace(model.config, dtype="float16"))
+    assert choose_numerics(on("cuda"), half) == Numerics(False, torch.float16, torch.float16)
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
+def test_int8_is_for_the_cpu(models: dict[str, ModelFiles], options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="CPU"):
+        choose_numerics(on("cuda", **options), models["safetensors"])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_deterministic_on_a_cpu_wants_packed_weights(models: dict[str, ModelFiles]) -> None:
+    assert choose_numerics(on("cpu", deterministic=True), models["Q4_1"]).packed
+    for device, model, options in (("cpu", "safetensors", {}), ("delayed", "Q4_1", {"dtype": "float32"})):
+        with pytest.raises(ConfigError, match="--deterministic"):
+            choose_numerics(on(device, deterministic=True, **options), models[model])
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: object())

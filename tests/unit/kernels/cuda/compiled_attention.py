@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.cuda.attention_config import TileConfig, decode_configs, draft_configs, kernel_constants, prefill_configs
 from kernels.cuda.attention_kernel import REST, SHARED, WHOLE, attend
 from tests.support.triton_compile import Compiled, compile_kernel
+from tests.unit.kernels.cuda.dependent import assert_waits
 
 _POINTERS = {
     "table": "*i32",
@@ -39,6 +40,7 @@ class Layer:
     kv_dtype: str = "bf16"
     window: bool = False
     softcap: bool = False
+    pdl: bool = False
     has: frozenset[str] = frozenset()
     """The pointers that are not None, of those that may be."""
 
@@ -65,7 +67,7 @@ def compile_layer(layer: Layer, config: TileConfig, capability: int = 90) -> Com
     types |= dict.fromkeys((*_STRIDES, *_COUNTS), "i32") | dict.fromkeys(("score_scale", "cap", "v_scale"), "fp32")
     has = layer.has | {"table", "kv_lens"}
     types |= {name: kind for name, kind in _POINTERS.items() if name in has}
-    constants |= dict.fromkeys(_POINTERS.keys() - has)
+    constants |= dict.fromkeys(_POINTERS.keys() - has) | {"PDL": layer.pdl}
     aligned = {"q", "kv", "out", "tiles", "shared_out", "shared_lse", "scratch", "tickets"} & types.keys()
     return compile_kernel(
         attend,
@@ -127,7 +129,15 @@ def compile_all() -> list[tuple[str, Compiled]]:
     fp32 = Layer(lanes=32, longest=4096, dtype="fp32", kv_dtype="fp32")
     add("prefill fp32", fp32, prefill_configs(128, 4)["plain"])
     add("draft fp32", Layer(lanes=32, longest=8, dtype="fp32", kv_dtype="fp32"), draft_configs(128, 4)["plain"])
-    return [(name, compile_layer(layer, config, capability)) for name, layer, config, capability in cases]
+    for name, layer, config, capability in cases[:]:
+        # Prompts are the same kernel with larger tiles.
+        if capability >= 90 and layer.lanes <= 64:
+            add(f"{name} pdl", replace(layer, pdl=True), config)
+    done = [(name, layer, compile_layer(layer, config, capability)) for name, layer, config, capability in cases]
+    for name, layer, kernel in done:
+        if layer.pdl:
+            assert_waits(name, kernel.ptx)
+    return [(name, kernel) for name, _, kernel in done]
 
 
 if __name__ == "__main__":

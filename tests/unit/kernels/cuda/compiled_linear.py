@@ -11,6 +11,7 @@ from kernels.cuda.small_gemm import strip_kernel, vector_kernel
 from kernels.cuda.small_gemm_launch import TOKEN_CLASSES, Strip, Tile, Vector, configs
 from kernels.cuda.tile_gemm import tile_kernel
 from tests.support.triton_compile import Compiled, compile_kernel
+from tests.unit.kernels.cuda.dependent import assert_waits
 
 POINTERS = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": "*bf16"}
 SIZES = {"OUT_DIM": "i32", "in_dim": "i32", "weight_stride": "i32"}
@@ -46,10 +47,16 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
                 if isinstance(config, Tile):
                     parts = compile_config(config, tokens, gated=gated, parts=4, pdl=pdl, capability=capability)
                     done.append((f"{full}, parts, pdl", parts))
+                elif pdl:
+                    early = compile_config(config, tokens, gated=gated, pdl=True, capability=capability)
+                    done.append((f"{full}, pdl", early))
                 more = compile_config(
                     config, tokens, gated=gated, bias=True, even=False, pdl=pdl, capability=capability
                 )
                 done.append((f"{full}, bias, uneven, pdl", more))
+    for name, kernel in done:
+        if pdl and name.endswith("pdl"):
+            assert_waits(name, kernel.ptx, reads_weights=True)
     return done
 
 

@@ -5,6 +5,8 @@ Not a test by itself: `compile_all` is for a process whose kernels are not inter
 
 from __future__ import annotations
 
+from functools import partial
+
 from kernels.cuda.activation import gate_rows
 from kernels.cuda.embedding import copy_rows
 from kernels.cuda.norm import norm_config, rms_long_rows, rms_rows
@@ -12,6 +14,7 @@ from kernels.cuda.pages import BLOCK, gather_page_rows, list_pages, move_places
 from kernels.cuda.rope_store import rope_config, rope_store_heads
 from kernels.cuda.step import PAGE_BLOCK, ROW_BLOCK, TOKEN_BLOCK, end_rows, fill_rows
 from tests.support.triton_compile import Compiled, compile_kernel
+from tests.unit.kernels.cuda.dependent import both_ways
 
 NORMS = ((128, "", False), (1024, "", True), (4096, "", False), (4096, "", True), (5120, "", True), (8192, "", True))
 CODED_NORMS = ((1024, "e4m3", True), (4096, "e4m3", True), (8192, "e4m3", True), (4096, "e5m2", True))
@@ -26,34 +29,36 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
     done = []
     for dim, format, adds in NORMS + CODED_NORMS + INT8_NORMS + LONG_NORMS:
         name = f"norm {dim} {format or 'bf16'}{' add' if adds else ''}"
-        done.append((name, _norm(dim, format, adds, capability)))
-    done += [(f"{function}_and_mul", _gate(function, capability)) for function in ("silu", "gelu", "gelu_tanh")]
+        done += both_ways(name, partial(_norm, dim, format, adds, capability), capability)
+    for function in ("silu", "gelu", "gelu_tanh"):
+        done += both_ways(f"{function}_and_mul", partial(_gate, function, capability), capability)
     for heads, kv_heads, head_dim in HEADS:
         for tokens in (1, 8192):
             name = f"rope_store {heads}/{kv_heads}x{head_dim}, {tokens} tokens"
-            done.append((name, _rope(tokens, heads, kv_heads, head_dim, capability=capability)))
-            done.append((f"{name}, norms", _rope(tokens, heads, kv_heads, head_dim, norms=True, capability=capability)))
+            rope = partial(_rope, tokens, heads, kv_heads, head_dim, capability=capability)
+            done += both_ways(name, rope, capability)
+            done += both_ways(f"{name}, norms", partial(rope, norms=True), capability)
     for tokens in (1, 8192):
         name = f"rope_store 32/8x128, {tokens} tokens"
-        done += [
-            (f"{name}, e4m3", _rope(tokens, 32, 8, 128, format="e4m3", norms=True, capability=capability)),
-            (f"{name}, half", _rope(tokens, 32, 8, 128, rotary_dim=64, norms=True, capability=capability)),
-            (f"{name}, pairs", _rope(tokens, 32, 8, 128, rotary_dim=64, interleaved=True, capability=capability)),
-            (f"{name}, axes", _rope(tokens, 32, 8, 128, axes=True, capability=capability)),
-        ]
+        rope = partial(_rope, tokens, 32, 8, 128, capability=capability)
+        done += both_ways(f"{name}, e4m3", partial(rope, format="e4m3", norms=True), capability)
+        done += both_ways(f"{name}, half", partial(rope, rotary_dim=64, norms=True), capability)
+        done += both_ways(f"{name}, pairs", partial(rope, rotary_dim=64, interleaved=True), capability)
+        done += both_ways(f"{name}, axes", partial(rope, axes=True), capability)
     # Where 8-bit floats have no instruction.
-    done.append(("norm 4096 e4m3 add, capability 8.0", _norm(4096, "e4m3", True, 80)))
-    done.append(("rope_store 32/8x128, e5m2, capability 8.0", _rope(1, 32, 8, 128, format="e5m2", capability=80)))
-    done.append(("embed", _embed(capability)))
+    done.append(("norm 4096 e4m3 add, capability 8.0", _norm(4096, "e4m3", True, 80, False)))
+    rope_sm80 = _rope(1, 32, 8, 128, False, format="e5m2", capability=80)
+    done.append(("rope_store 32/8x128, e5m2, capability 8.0", rope_sm80))
+    done += both_ways("embed", partial(_embed, capability), capability)
     return done + _pages(capability) + _steps(capability)
 
 
-def _norm(dim: int, format: str, adds: bool, capability: int) -> Compiled:
+def _norm(dim: int, format: str, adds: bool, capability: int, pdl: bool) -> Compiled:
     types = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "num_rows": "i32", "outer_stride": "i32"}
     types |= {"inner_stride": "i32", "residual_stride": "i32", "eps": "fp32"}
     block, rows, warps = norm_config(dim)
     constants = {"DIM": dim, "BLOCK": block, "ROWS": rows, "FORMAT": format, "INSTRUCTION": capability >= 89}
-    constants |= {"inner": 1, "residual": None, "scales": None}
+    constants |= {"inner": 1, "residual": None, "scales": None, "PDL": pdl}
     if dim == 128:
         # A view of heads.
         types["inner"] = "i32"
@@ -69,9 +74,9 @@ def _norm(dim: int, format: str, adds: bool, capability: int) -> Compiled:
     return compile_kernel(kernel, types, constants, capability=capability, num_warps=warps, aligned=aligned)
 
 
-def _gate(function: str, capability: int) -> Compiled:
+def _gate(function: str, capability: int, pdl: bool) -> Compiled:
     types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
-    constants = {"INNER": 14336, "BLOCK": 1024, "FUNCTION": function}
+    constants = {"INNER": 14336, "BLOCK": 1024, "FUNCTION": function, "PDL": pdl}
     return compile_kernel(gate_rows, types, constants, capability=capability, aligned=tuple(types))
 
 
@@ -80,6 +85,7 @@ def _rope(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    pdl: bool,
     *,
     rotary_dim: int = 0,
     interleaved: bool = False,
@@ -115,14 +121,16 @@ def _rope(
         "SCALED": format != "",
         "FORMAT": format,
         "INSTRUCTION": capability >= 89,
+        "PDL": pdl,
     }
     aligned = tuple(name for name in types if name not in ("eps", "k_scale", "v_scale", "position_axis"))
     return compile_kernel(rope_store_heads, types, constants, capability=capability, num_warps=warps, aligned=aligned)
 
 
-def _embed(capability: int) -> Compiled:
+def _embed(capability: int, pdl: bool) -> Compiled:
     types = {"table": "*bf16", "ids": "*i64", "out": "*bf16", "stride": "i32"}
-    return compile_kernel(copy_rows, types, {"DIM": 4096, "BLOCK": 1024}, capability=capability, aligned=tuple(types))
+    constants = {"DIM": 4096, "BLOCK": 1024, "PDL": pdl}
+    return compile_kernel(copy_rows, types, constants, capability=capability, aligned=tuple(types))
 
 
 def _pages(capability: int) -> list[tuple[str, Compiled]]:
@@ -148,20 +156,33 @@ def _pages(capability: int) -> list[tuple[str, Compiled]]:
 
 
 def _steps(capability: int) -> list[tuple[str, Compiled]]:
+    begin = partial(_fill, 1, capability)
+    many = partial(_fill, TOKEN_BLOCK, capability)
+    return [
+        *both_ways("step_inputs, decode", begin, capability),
+        *both_ways("step_inputs, rows", many, capability),
+        *both_ways("advance_ends", partial(_end, capability), capability),
+    ]
+
+
+def _fill(tokens: int, capability: int, pdl: bool) -> Compiled:
     vectors = ("rows", "seq_len", "last_token", "tokens", "positions", "locations", "kv_lens")
     types = dict.fromkeys(vectors, "*i64") | {"ended": "*u8", "page_table": "*i32", "out_table": "*i32"}
     types |= dict.fromkeys(("scratch_slot", "max_pages", "width", "table_stride", "out_stride"), "i32")
     types |= {"scratch_location": "i64"}
+    constants: dict[str, object] = {"PAGE_SIZE": 64, "EMPTIES_ENDED": tokens == 1, "TOKENS": tokens}
+    constants |= {"PAGES": PAGE_BLOCK, "PDL": pdl}
+    if tokens == 1:
+        constants |= {"q_starts": None, "host_tokens": None}
+    else:
+        types |= {"q_starts": "*i32", "host_tokens": "*i32"}
     aligned = ("seq_len", "last_token", "ended", "page_table")
-    done = []
-    for name, tokens in (("decode", 1), ("rows", TOKEN_BLOCK)):
-        given = {} if tokens == 1 else {"q_starts": "*i32", "host_tokens": "*i32"}
-        constants: dict[str, object] = {"PAGE_SIZE": 64, "EMPTIES_ENDED": tokens == 1, "TOKENS": tokens}
-        constants |= {"PAGES": PAGE_BLOCK} | ({} if given else {"q_starts": None, "host_tokens": None})
-        kernel = compile_kernel(fill_rows, types | given, constants, capability=capability, aligned=aligned)
-        done.append((f"step_inputs, {name}", kernel))
+    return compile_kernel(fill_rows, types, constants, capability=capability, aligned=aligned)
+
+
+def _end(capability: int, pdl: bool) -> Compiled:
     types = {"rows": "*i64", "drawn": "*i32", "last_token": "*i64", "ended": "*u8", "stop_ids": "*i32"}
     types |= dict.fromkeys(("num_rows", "widest", "stop_stride"), "i32")
     aligned = ("last_token", "ended", "stop_ids")
-    end = compile_kernel(end_rows, types, {"ROWS": ROW_BLOCK}, capability=capability, num_warps=1, aligned=aligned)
-    return [*done, ("advance_ends", end)]
+    constants = {"ROWS": ROW_BLOCK, "PDL": pdl}
+    return compile_kernel(end_rows, types, constants, capability=capability, num_warps=1, aligned=aligned)

@@ -9,6 +9,7 @@ import torch
 from kernels.cuda import logits, logprobs, sampling, sampling_candidates, sampling_summary
 from kernels.cuda.sampling_threshold import unused_bits
 from tests.support.triton_compile import Compiled, compile_kernel
+from tests.unit.kernels.cuda.dependent import both_ways
 
 _VECTORS = {
     "temperature": "*fp32",
@@ -55,6 +56,8 @@ _RESULTS = {
     "ids": "*i64",
     "tops": "*fp32",
 }
+Named = list[tuple[str, Compiled]]
+
 _TYPES = _VECTORS | _SIZES | _LOGITS | _COUNTS | _RESULTS
 
 
@@ -77,8 +80,12 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
     for dtype in ("bf16", "fp32"):
         done += [(f"{name} {dtype}", compiled) for name, compiled in _of_dtype(dtype, capability)]
     types = {"last_token": "*i64", "rows": "*i64", "drawn": "*i32", "num": "i32"}
-    advance = compile_kernel(sampling.advance_rows, types, {"BLOCK": 128}, capability=capability, num_warps=1)
-    return [*done, ("advance", advance)]
+
+    def advance(pdl: bool) -> Compiled:
+        constants = {"BLOCK": 128, "PDL": pdl}
+        return compile_kernel(sampling.advance_rows, types, constants, capability=capability, num_warps=1)
+
+    return done + both_ways("advance", advance, capability)
 
 
 def _of_dtype(dtype: str, capability: int) -> list[tuple[str, Compiled]]:
@@ -90,10 +97,16 @@ def _of_dtype(dtype: str, capability: int) -> list[tuple[str, Compiled]]:
     most = {"maxnreg": sampling_candidates.MOST_REGISTERS}
     choose = {"PURPOSE": 0, "UNUSED": unused, "CHUNKS": 64, "BLOCK": 2048, "INSTRUCTION": True}
 
-    def of(kernel: Any, constants: dict[str, Any], num_warps: int, **options: Any) -> Compiled:
-        return _compile(kernel, dtype, constants, num_warps, capability, **options)
+    def of(name: str, kernel: Any, constants: dict[str, Any], num_warps: int, **options: Any) -> Named:
+        if "PDL" not in kernel.arg_names:
+            return [(name, _compile(kernel, dtype, constants, num_warps, capability, **options))]
 
-    def summary(draws: bool, filters: bool, sums: int, more: dict[str, Any]) -> Compiled:
+        def make(pdl: bool) -> Compiled:
+            return _compile(kernel, dtype, constants | {"PDL": pdl}, num_warps, capability, **options)
+
+        return both_ways(name, make, capability)
+
+    def summary(name: str, draws: bool, filters: bool, sums: int, more: dict[str, Any]) -> Named:
         constants = {
             "PURPOSE": 0,
             "DRAW": draws,
@@ -104,30 +117,28 @@ def _of_dtype(dtype: str, capability: int) -> list[tuple[str, Compiled]]:
             "PARTS": 1,
         }
         registers = sampling_summary.MOST_REGISTERS if sums else sampling_summary.LEAST_REGISTERS
-        return of(sampling_summary.summarise_tiles, constants | more, 1, maxnreg=registers)
+        return of(f"summary, {name}", sampling_summary.summarise_tiles, constants | more, 1, maxnreg=registers)
 
+    no_sums, top_p_sums = sampling_summary.NO_SUMS, sampling_summary.SUMS_FOR_TOP_P
     return [
-        ("summary, greedy", summary(False, False, sampling_summary.NO_SUMS, no_vectors)),
-        ("summary, greedy, one tile", summary(False, False, sampling_summary.NO_SUMS, no_vectors | one_tile)),
-        ("summary, unfiltered", summary(True, False, sampling_summary.NO_SUMS, {})),
-        ("summary, few rows", summary(True, False, sampling_summary.NO_SUMS, {"PARTS": 4, "tiles_each": 1})),
-        ("summary, mixed", summary(True, True, sampling_summary.SUMS_FOR_TOP_P, {})),
-        (
-            "summary, filtered",
-            summary(False, True, sampling_summary.SUMS_FOR_TOP_P, {"seeds": None, "positions": None}),
-        ),
-        ("summary, scores", summary(False, False, sampling_summary.SUMS, no_vectors)),
-        ("bound", of(sampling_candidates.bound_rows, bound | {"width": None}, 8, **most)),
-        ("bound, scores", of(sampling_candidates.bound_rows, bound | no_filters, 8, **most)),
-        ("collect", of(sampling_candidates.collect_candidates, {"EACH": each}, 1)),
-        ("argmax", of(sampling.take_largest, {"BLOCK": 2048}, 4)),
-        ("choose, unfiltered", of(sampling.choose_rows, choose | {"FILTER": False}, 4, **most)),
-        ("choose", of(sampling.choose_rows, choose | {"FILTER": True}, 8, **most)),
-        ("thresholds", of(logprobs.find_thresholds, {"UNUSED": unused}, 8, **most)),
-        ("process", of(logprobs.process_logits, {"BLOCK": 4096}, 8)),
-        ("scores", of(logprobs.score_rows, {"BLOCK": 2048}, sampling_candidates.BOUND_WARPS)),
-        ("scores, listed", of(logprobs.list_largest, {}, 4, **most)),
-        ("penalise", of(logits.penalise_rows, {"BLOCK": 2048}, 4, enable_fp_fusion=False)),
-        ("edit", of(logits.edit_rows, {"BLOCK": 64, "COMPARED": 32}, 4)),
-        ("mask", of(logits.mask_rows, {"WORDS": 64}, 4)),
+        *summary("greedy", False, False, no_sums, no_vectors),
+        *summary("greedy, one tile", False, False, no_sums, no_vectors | one_tile),
+        *summary("unfiltered", True, False, no_sums, {}),
+        *summary("few rows", True, False, no_sums, {"PARTS": 4, "tiles_each": 1}),
+        *summary("mixed", True, True, top_p_sums, {}),
+        *summary("filtered", False, True, top_p_sums, {"seeds": None, "positions": None}),
+        *summary("scores", False, False, sampling_summary.SUMS, no_vectors),
+        *of("bound", sampling_candidates.bound_rows, bound | {"width": None}, 8, **most),
+        *of("bound, scores", sampling_candidates.bound_rows, bound | no_filters, 8, **most),
+        *of("collect", sampling_candidates.collect_candidates, {"EACH": each}, 1),
+        *of("argmax", sampling.take_largest, {"BLOCK": 2048}, 4),
+        *of("choose, unfiltered", sampling.choose_rows, choose | {"FILTER": False}, 4, **most),
+        *of("choose", sampling.choose_rows, choose | {"FILTER": True}, 8, **most),
+        *of("thresholds", logprobs.find_thresholds, {"UNUSED": unused}, 8, **most),
+        *of("process", logprobs.process_logits, {"BLOCK": 4096}, 8),
+        *of("scores", logprobs.score_rows, {"BLOCK": 2048}, sampling_candidates.BOUND_WARPS),
+        *of("scores, listed", logprobs.list_largest, {}, 4, **most),
+        *of("penalise", logits.penalise_rows, {"BLOCK": 2048}, 4, enable_fp_fusion=False),
+        *of("edit", logits.edit_rows, {"BLOCK": 64, "COMPARED": 32}, 4),
+        *of("mask", logits.mask_rows, {"WORDS": 64}, 4),
     ]

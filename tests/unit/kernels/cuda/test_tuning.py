@@ -34,6 +34,25 @@ def _broken() -> float:
 CANDIDATES: dict[str, Callable[[], object]] = {"slow": lambda: 3.0, "fast": lambda: 1.0, "broken": _broken}
 
 
+def test_frozen_it_measures_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    tuner = Tuner(CPU, tmp_path / "kept", clock)
+    assert tuner.choose("op", (1,), CANDIDATES, "slow") == "fast"
+    tuner.freeze()
+    assert [tuner.choose("op", (key,), CANDIDATES, "slow") for key in (1, 2, 2)] == ["fast", "slow", "slow"]
+    assert tuner.known("op", (2,)) == "slow"
+    assert clock.measured == 3
+    tuner.thaw()
+    # What was answered without a measurement is measured now.
+    assert tuner.known("op", (2,)) is None
+    assert [tuner.choose("op", (key,), CANDIDATES, "slow") for key in (1, 2)] == ["fast", "fast"]
+    assert clock.measured == 6
+    tuner.freeze()
+    other = Tuner(CPU, tmp_path / "kept", clock)
+    other.freeze()
+    assert other.choose("op", (2,), CANDIDATES, "slow") == "fast"
+
+
 def test_fastest_is_measured_once_and_kept(tmp_path: Path) -> None:
     clock = Clock()
     tuner = Tuner(CPU, tmp_path / "kept", clock)

@@ -1,0 +1,62 @@
+"""What `--device auto` and `cuda` mean on a machine, and what follows from the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig, SchedulerOptions
+from engine.errors import ConfigError
+from scheduler_proc.settle import settle
+
+
+def config(device: str, **options: object) -> EngineConfig:
+    return EngineConfig(scheduler=SchedulerOptions(device=device, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[None, (7, 5), (9, 0)], ids=str)
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int] | None:
+    found = request.param
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
+    return found
+
+
+def test_auto_takes_what_is_there(capability: tuple[int, int] | None) -> None:
+    settled = settle(config("auto", page_size=4))
+    assert settled.device == ("cuda" if capability == (9, 0) else "cpu")
+    assert settled.page_size == 4
+
+
+def test_cuda_is_refused_where_there_is_none(capability: tuple[int, int] | None) -> None:
+    if capability == (9, 0):
+        assert settle(config("cuda")).device == "cuda"
+        return
+    with pytest.raises(ConfigError, match=r"--device cuda: .*(no CUDA device|7\.5, 8\.0 is needed)"):
+        settle(config("cuda"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "null", "delayed"])
+def test_other_devices_are_not_asked_about(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
+    assert settle(config(device)).device == device
+
+
+def test_options_without_effect_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    settle(config("cpu", cuda_graph_max_bs=4, disable_cuda_graph=True))
+    assert "option=--cuda-graph-max-bs,--disable-cuda-graph device=cpu" in caplog.text
+    caplog.clear()
+    settle(config("null"))
+    assert not caplog.text
+
+
+def test_defaults_follow_the_device() -> None:
+    cpu, cuda = config("cpu"), config("cuda")
+    assert (cpu.max_running_requests, cpu.chunked_prefill_size, cpu.page_size) == (64, 256, 16)
+    assert (cuda.max_running_requests, cuda.chunked_prefill_size, cuda.page_size) == (256, 4096, 64)
+    assert (cpu.overlap_depth, cuda.overlap_depth) == (0, 1)
+    assert cpu.cuda_graph_max_bs == 0
+    assert cuda.cuda_graph_max_bs == 256
+    assert config("cuda", max_running_requests=10, cuda_graph_max_bs=64).cuda_graph_max_bs == 10
+    assert config("cuda", cuda_graph_max_bs=6).cuda_graph_max_bs == 6
+    assert config("cuda", disable_cuda_graph=True).cuda_graph_max_bs == 0
