@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Generator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, StartupError
+from engine.errors import ConfigError, EngineError, StartupError
 from engine.model_files.types import ModelFiles
 from scheduler_proc.cache.events import EventBus, ZmqPublisher
 from scheduler_proc.cache.groups import CacheGroup
@@ -69,11 +70,26 @@ def build_device(
 
 @contextmanager
 def _memory_for(model: ModelFiles) -> Generator[None]:
-    """What runs out of memory raises StartupError."""
+    """What runs out of memory, or cannot be done on this machine, raises StartupError."""
     try:
         yield
-    except (MemoryError, OverflowError, RuntimeError, OSError) as error:
-        raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
+    except EngineError:
+        raise
+    except Exception as error:
+        if _is_lack_of_memory(error):
+            raise StartupError(f"there is not enough memory for {model.name} and its KV: {error}") from error
+        log.exception("event=build_failed", exc_info=error)
+        kind = type(error).__name__
+        raise StartupError(f"{model.name} cannot be run here: {kind}: {error}") from error
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """torch has no class of its own for the host's memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    names = {kind.__name__ for kind in type(error).__mro__}
+    is_torch = isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    return isinstance(error, MemoryError | OverflowError) or "OutOfMemoryError" in names or is_torch
 
 
 def build_workload(

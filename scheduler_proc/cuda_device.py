@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.plan import Device
+from scheduler_proc.settle import context_length
 from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
 from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
@@ -32,7 +34,8 @@ from scheduler_proc.worker.forward import EagerForward
 from scheduler_proc.worker.graph_forward import Drawing, GraphForward, graph_sizes
 from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.prompt_graphs import PromptGraphs, token_sizes
-from scheduler_proc.worker.rehearsal import Rehearsal
+from scheduler_proc.worker.rehearsal import CONTEXT, Rehearsal
+from scheduler_proc.worker.scores import DEVICE_PIECE_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ class CudaBuild:
     def _kernels(self, dtype: torch.dtype) -> KernelSet:
         overrides = os.environ.get("ENGINE_KERNELS", "")
         if self._config.scheduler.deterministic:
+            if overrides:
+                log.warning("event=kernels_overridden ENGINE_KERNELS=%s effect=--deterministic may not hold", overrides)
             # What the user says comes last, and counts.
             overrides = f"{FIXED_KERNELS},{overrides}"
         try:
@@ -110,18 +115,32 @@ class CudaBuild:
     def _step_bytes(self, decoder: Decoder, kv_dtype: torch.dtype) -> int:
         """By a step as large as any, over a small pool."""
         config = self._config
-        rows = config.max_running_requests
-        chunk = max(1, config.chunked_prefill_size // rows)
-        num_tokens = rows * -(-chunk // config.page_size) * config.page_size
+        step_tokens = config.chunked_prefill_size
+        rows = min(config.max_running_requests, step_tokens)
+        each, rest = divmod(step_tokens, rows)
+        # One token more than a row adds: a request is never longer than the pool.
+        num_tokens = rows * (-(-(each + 2) // config.page_size)) * config.page_size
         memory = make_memory(config, self._model, decoder, num_tokens, kv_dtype)
-        rehearsal = Rehearsal(self._runner(decoder, memory), memory.num_pages, config.page_size)
-        q_lens = [min(chunk, rehearsal.max_len - 1)] * rows
+        rehearsal = Rehearsal(self._runner(decoder, memory), memory.num_pages, config.page_size, memory.max_len)
+        q_lens = [min(each + (row < rest), memory.max_len) for row in range(rows)]
         # Kernels are not chosen by this step, which is like none in earnest.
         self._tuner.freeze()
-        rehearsal.run(q_lens)
-        size = peak_bytes(lambda: rehearsal.run(q_lens))
+        rehearsal.prompts(q_lens)
+        size = peak_bytes(lambda: rehearsal.prompts(q_lens))
         self._tuner.thaw()
-        return int(size * FRAGMENTATION)
+        return int(size * FRAGMENTATION) + self._rare_bytes(decoder, rows)
+
+    def _rare_bytes(self, decoder: Decoder, rows: int) -> int:
+        """What few steps need, and tables that grow with the pool: none of it is there when a step is measured."""
+        config, vocab = self._config, decoder.spec.vocab_size
+        float32 = torch.float32.itemsize
+        # A batch's logits widened, a piece of a prompt's, and the counts of all rows while their table grows.
+        widened = max(rows, DEVICE_PIECE_ROWS) * vocab * (float32 + decoder.dtype.itemsize)
+        counts = config.max_running_requests * vocab * (torch.int32.itemsize + torch.bool.itemsize) * 3 // 2
+        max_pages = -(-context_length(config, self._model) // config.page_size)
+        # Of the slots, of a step, and of both kinds of graphs.
+        tables = 4 * (config.max_running_requests + 1) * max_pages * torch.int32.itemsize
+        return widened + counts + tables
 
     # -- warming up ---------------------------------------------------------------------------------------------------
 
@@ -129,11 +148,11 @@ class CudaBuild:
         """Compile and choose kernels, and capture the graphs, so that no request waits for that."""
         config, begin = self._config, time.monotonic()
         free = torch.cuda.mem_get_info()[0]
-        rehearsal = Rehearsal(runner, memory.num_pages, config.page_size)
+        rehearsal = Rehearsal(runner, memory.num_pages, config.page_size, memory.max_len)
         num_graphs = num_prompt_graphs = 0
         if config.cuda_graph_max_bs:
             capture, decoder, slots, pages = CudaCapture(), runner.decoder, memory.slots, memory.pages
-            prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, runner.forward)
+            prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, memory.max_len, runner.forward)
             with self._shown("prompt graphs", prompts.most_graphs) as progress:
                 prompts.capture(capture, rehearsal.seat, progress)
             forward = GraphForward(decoder, slots, pages, config.cuda_graph_max_bs, prompts)
@@ -141,11 +160,7 @@ class CudaBuild:
                 forward.capture(capture, rehearsal.seat, progress)
             runner.forward = forward
             num_graphs, num_prompt_graphs = len(forward.sizes), prompts.num_graphs
-        chunks = rehearsal.chunks(config.chunked_prefill_size)
-        with self._shown("kernels", len(chunks)) as progress:
-            for done, chunk in enumerate(chunks):
-                progress(done)
-                rehearsal.run([chunk])
+        self._rehearse(rehearsal, num_graphs)
         rehearsal.clear()
         self._tuner.freeze()
         log.info(
@@ -155,6 +170,24 @@ class CudaBuild:
             num_prompt_graphs,
             (free - torch.cuda.mem_get_info()[0]) >> 20,
         )
+
+    def _rehearse(self, rehearsal: Rehearsal, num_graphs: int) -> None:
+        """Every kind of step once: most of what is replayed has run already, but not what is launched."""
+        config = self._config
+        most_rows = min(config.max_running_requests, config.chunked_prefill_size)
+        first = config.cuda_graph_max_bs if num_graphs else 0
+        steps: list[Callable[[], None]] = [
+            partial(rehearsal.decode, rows) for rows in graph_sizes(most_rows) if rows > first
+        ]
+        for chunk in rehearsal.chunks(config.chunked_prefill_size):
+            beside = [1] * min(8, most_rows - 1)
+            steps.append(partial(rehearsal.prompts, [chunk]))
+            steps.append(partial(rehearsal.prompts, [*beside, chunk], CONTEXT, len(beside)))
+        steps += [partial(rehearsal.extras, rows) for rows in sorted({1, min(8, most_rows)})]
+        with self._shown("kernels", len(steps)) as progress:
+            for done, step in enumerate(steps):
+                progress(done)
+                step()
 
     @contextmanager
     def _shown(self, what: str, total: int) -> Generator[Callable[[int], None]]:

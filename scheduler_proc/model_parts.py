@@ -40,6 +40,8 @@ class Memory:
     pages: Pages
     num_pages: int
     """Without the one that belongs to nobody."""
+    max_len: int
+    """Tokens of a request at most."""
 
 
 def make_memory(
@@ -54,7 +56,7 @@ def make_memory(
     longest = min(context_length(config, model), num_pages * page_size)
     num_stop_ids = MAX_STOP_IDS + len(model.config.eos_ids)
     slots = DeviceSlots(config.max_running_requests, -(-longest // page_size), Transfer(decoder.device), num_stop_ids)
-    return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages)
+    return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
 
 
 def load_decoder(

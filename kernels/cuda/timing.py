@@ -68,6 +68,10 @@ class GraphTimer:
         calls = max(1, min(MOST_CALLS, int(ENOUGH_SECONDS / max(once, 1e-7))))
         return max(time_graph([self._flush, call] * calls, REPLAYS) / calls - self._empty_seconds, 0.0)
 
+    def let_go(self) -> None:
+        """Of memory, until the next call."""
+        self._flushed = None
+
     def _flush(self) -> None:
         assert self._flushed is not None
         # Reads only: lines that were written would have to be written back beside the call.

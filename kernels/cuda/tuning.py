@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 import triton
 
+from kernels.cuda.pdl import wanted_on
 from kernels.cuda.timing import GraphTimer
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Tuner:
     def freeze(self) -> None:
         """Measure nothing from now on: the default is taken where nothing is remembered."""
         self._is_frozen = True
+        if isinstance(self._timer, GraphTimer):
+            self._timer.let_go()
 
     def thaw(self) -> None:
         """Measure again, also what was answered meanwhile."""
@@ -136,6 +139,7 @@ def _identity(device: torch.device) -> str:
         (
             *(properties.name, str(properties.multi_processor_count)),
             *(torch.__version__, triton.__version__, _flashinfer_version(), _own_version()),
+            f"pdl {wanted_on(device)}",
         )
     )
     plain = "".join(char if char.isalnum() else "-" for char in properties.name)

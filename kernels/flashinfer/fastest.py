@@ -82,7 +82,9 @@ class FastestAttention:
             *(spec.window or 0, spec.softcap is not None, spec.sinks is not None),
             *(batch.tree is not None, lse is not None),
         )
-        sizes = (len(batch.q_lens), len(q), longest, batch.max_kv_len)
+        # What is fastest for prompts depends on little else than their length; and not every step is rehearsed.
+        is_prompt = batch.q_starts is None and longest >= PLANNED_FROM
+        sizes = (longest,) if is_prompt else (len(batch.q_lens), len(q), longest, batch.max_kv_len)
         key = (
             *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], batch.page_size),
             *map(int, kinds),

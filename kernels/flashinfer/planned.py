@@ -21,6 +21,7 @@ from kernels.pages import page_lists as torch_page_lists
 
 _WORKSPACE_BYTES = 256 << 20
 _HOPPER = 9
+_MOST_SLOTS = 4
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,13 @@ class _Plans:
 
     def _free_slot(self, key: PlanKey) -> _Slot:
         slots = self._slots[key]
-        for slot in slots:
-            if slot.owner is None or slot.owner() is None:
+        free = [slot for slot in slots if slot.owner is None or slot.owner() is None]
+        # One whose plan the device has already, so that nobody waits for it.
+        for slot in free:
+            if slot.copied is None or slot.copied.query():
                 return slot
+        if free and len(slots) >= _MOST_SLOTS:
+            return free[0]
         slots.append(_Slot(self._make(key)))
         return slots[-1]
 

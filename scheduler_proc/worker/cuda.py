@@ -27,13 +27,15 @@ class CudaDevice:
     def launch(self, plan: StepPlan) -> Handle:
         try:
             return Handle(plan, pending=self.runner.launch(plan))
-        except torch.OutOfMemoryError:
-            log.error("event=device_memory_full step=%d tokens=%d", plan.step, int(plan.q_lens.sum()))
-            torch.cuda.empty_cache()
-            raise
+        except torch.OutOfMemoryError as error:
+            told = str(error)
         except RuntimeError as error:
             _check_alive(error)
             raise
+        # Not above: there the exception still holds what the step has made.
+        torch.cuda.empty_cache()
+        log.error("event=device_memory_full step=%d tokens=%d", plan.step, int(plan.q_lens.sum()))
+        raise torch.OutOfMemoryError(told)
 
     def collect(self, handle: Handle) -> StepResult:
         assert isinstance(handle.pending, PendingStep)

@@ -19,7 +19,7 @@ RESERVED_BYTES = 512 * MIB
 """Left alone unless --mem-fraction-static says otherwise: for what others take, and for gaps between tensors."""
 FRAGMENTATION = 1.1
 """How much more than the tensors of a step the allocator holds for it."""
-GRAPH_BYTES = 2 * MIB
+GRAPH_BYTES = 4 * MIB
 """What the driver keeps of a graph, at most."""
 
 
@@ -49,6 +49,8 @@ class DeviceMemory:
         fraction: --mem-fraction-static; max_total_tokens: what was asked for, if it was.
         """
         page_bytes = bytes_per_token * page_size
+        if max_total_tokens is not None and max_total_tokens < page_size:
+            raise ConfigError(f"--max-total-tokens {max_total_tokens} is less than one page (--page-size {page_size}).")
         # One page more than there are: what nobody reads is written somewhere.
         left = self.available - self.needed - page_bytes
         if max_total_tokens is not None:

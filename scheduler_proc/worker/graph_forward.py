@@ -20,9 +20,8 @@ from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
 from scheduler_proc.worker.forward import Forward, Hidden, Pages
 from scheduler_proc.worker.step_arrays import StepArrays
 
-_FINE_SIZES = 8
-_FINE_UNTIL = 64
-_COARSE_SIZES = 16
+_STEPS = ((0, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 1 << 20))
+"""(from, by how much, until): sizes grow apart as the batch does."""
 
 
 class Drawing(Enum):
@@ -35,9 +34,10 @@ class Drawing(Enum):
 
 def graph_sizes(max_rows: int) -> list[int]:
     """Batch sizes that have graphs: others are filled up to the next."""
-    fine = range(_FINE_SIZES, min(max_rows, _FINE_UNTIL) + 1, _FINE_SIZES)
-    coarse = range(_FINE_UNTIL + _COARSE_SIZES, max_rows + 1, _COARSE_SIZES)
-    return sorted({size for size in (1, 2, 4, *fine, *coarse) if size <= max_rows} | {max_rows})
+    sizes = {1, 2, 4, max_rows}
+    for begin, by, end in _STEPS:
+        sizes.update(range(begin + by, min(end, max_rows) + 1, by))
+    return sorted(size for size in sizes if size <= max_rows)
 
 
 @dataclass(frozen=True)

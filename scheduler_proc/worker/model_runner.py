@@ -59,6 +59,9 @@ class ModelRunner:
             # First of all, and again if it fails: a slot whose pages were lost would write into those of others.
             self._tell(self._untold[0])
             self._untold.popleft()
+        if plan.joins is not None:
+            # Once: if it fails, so do those that join, and the next ones in their slots begin anew.
+            self.adjustments.join(plan.joins)
         if self._arrays is None or self._arrays.version != plan.rows_version:
             self._arrays = upload_arrays(plan, self.transfer)
         done = self.forward(plan, self._arrays)
@@ -74,7 +77,6 @@ class ModelRunner:
         """Bring the device slots up to what the plan knows of them."""
         if plan.joins is not None:
             self.slots.join(plan.joins)
-            self.adjustments.join(plan.joins)
         for updates in plan.pages:
             if updates is not None:
                 self.slots.set_pages(updates)

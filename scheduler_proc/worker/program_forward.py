@@ -39,7 +39,7 @@ class ProgramForward:
         longer: Forward,
     ) -> None:
         """Records the pass for steps of up to `max_tokens` tokens, or PROGRAM_TOKENS; longer: runs the others."""
-        max_rows, max_pages = slots.page_table.shape
+        max_rows, max_pages = slots.num_slots, slots.page_table.shape[1]
         max_tokens = min(max_tokens, PROGRAM_TOKENS)
         self._longer = longer
         self._decoder = decoder

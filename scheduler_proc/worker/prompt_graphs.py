@@ -21,6 +21,8 @@ from scheduler_proc.worker.step_arrays import StepArrays
 
 FEW_ROWS = 16
 """Steps of so few rows have graphs of their own, where long contexts are divided among more programs."""
+MANY_ROWS = 1024
+"""Steps of more rows have none: one program lists the tiles of all."""
 LAUNCH_BOUND = 2.0
 """Steps whose work takes less than so many times their launching are worth a graph."""
 _SIZES_OF_OCTAVE = 4
@@ -50,18 +52,20 @@ class PromptGraphs:
         slots: DeviceSlots,
         pages: Pages,
         max_tokens: int,
+        max_len: int,
         others: Forward,
     ) -> None:
-        """max_tokens: of a step; others: runs the steps that have no graph."""
+        """max_tokens: of a step; max_len: of a request; others: runs the steps that have no graph."""
         self._decoder = decoder
         self._slots = slots
         self._pages = pages
         self._others = others
+        self._max_len = max_len
         self._token_sizes = token_sizes(max_tokens)
-        self._row_sizes = sorted({min(FEW_ROWS, slots.num_slots), slots.num_slots})
+        self._row_sizes = sorted({min(FEW_ROWS, slots.num_slots), min(MANY_ROWS, slots.num_slots)})
         self._graphs: dict[tuple[int, int], Captured] = {}
         # One row more than there are requests, for what fills up.
-        max_rows, device = slots.num_slots + 1, decoder.device
+        max_rows, device = self._row_sizes[-1] + 1, decoder.device
         self._rows = torch.full((max_rows,), slots.scratch, dtype=torch.int64, device=device)
         self._q_starts = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._host_tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
@@ -107,7 +111,7 @@ class PromptGraphs:
             for num_rows in self._row_sizes:
                 progress(len(self._graphs))
                 num = min(num_rows, num_tokens)
-                room = self._inputs.page_table.shape[1] * self._pages.page_size - -(-num_tokens // num)
+                room = self._max_len - -(-num_tokens // num)
                 if room < 0:
                     # Rows are never so long.
                     continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from scheduler_proc.plan import StepPlan
+from scheduler_proc.plan import Adjustment, Joins, PromptScores, StepPlan
 from scheduler_proc.worker.model_runner import ModelRunner
 
 CONTEXT = 1024
@@ -16,26 +16,27 @@ LEAST_CHUNK = 16
 class Rehearsal:
     """Made-up requests in the first slots of a runner whose pages hold nothing yet."""
 
-    def __init__(self, runner: ModelRunner, num_pages: int, page_size: int) -> None:
+    def __init__(self, runner: ModelRunner, num_pages: int, page_size: int, max_len: int) -> None:
+        """max_len: tokens of a request at most."""
         self._runner = runner
         self._num_pages = num_pages
         self._page_size = page_size
-        self.max_len = runner.slots.page_table.shape[1] * page_size
+        self.max_len = max_len
         self._step = 0
 
     @torch.inference_mode()
     def seat(self, num_rows: int, most: int = CONTEXT) -> None:
-        """Requests with contexts of CONTEXT tokens, or `most`, or as many as fit; in pages of their own if there are
-        enough."""
-        length = min(CONTEXT, most)
+        """Requests with contexts of CONTEXT tokens, or `most`, or as many as leave room for one more; in pages of their
+        own if there are enough."""
+        length = min(CONTEXT, most, self.max_len - 1)
         slots = self._runner.slots
         table = slots.page_table
         # Neighbouring rows begin at different pages.
-        used = -(-min(length + 1, self.max_len) // self._page_size)
+        used = -(-(length + 1) // self._page_size)
         first = torch.arange(num_rows, dtype=torch.int32, device=table.device).unsqueeze(1) * used
         columns = torch.arange(table.shape[1], dtype=torch.int32, device=table.device)
         table[:num_rows] = (first + columns) % self._num_pages
-        slots.seq_len[:num_rows] = min(length, self.max_len - 1)
+        slots.seq_len[:num_rows] = length
         slots.last_token[:num_rows] = 0
         slots.ended[:num_rows] = False
         slots.sampling.temperature[:num_rows] = 1.0
@@ -55,21 +56,52 @@ class Rehearsal:
         slots.sampling.top_k.fill_(-1)
         slots.sampling.top_p.fill_(1.0)
 
-    def run(self, q_lens: list[int], context: int = 0) -> None:
-        """One step in which row i adds q_lens[i] tokens to `context` tokens, rows of one first, and all sample."""
-        self.seat(len(q_lens), context)
-        self._runner.run(self._plan(np.array(q_lens, np.int32), min(context, self.max_len - 1)))
+    def prompts(self, q_lens: list[int], context: int = 0, num_decode: int = 0) -> None:
+        """A step in which row i adds q_lens[i] tokens to `context` tokens, the first `num_decode` rows one each."""
+        room = max(self.max_len - max(q_lens), 0)
+        self._run(self._plan(np.array(q_lens, np.int32), min(context, CONTEXT, room), num_decode))
 
-    def _plan(self, q_lens: np.ndarray, context: int) -> StepPlan:
+    def decode(self, num_rows: int) -> None:
+        """A step of rows that all decode."""
+        context = min(CONTEXT, self.max_len - 1)
+        self._run(self._plan(np.ones(num_rows, np.int32), context, num_rows))
+
+    def extras(self, num_rows: int) -> None:
+        """What few requests ask for: changed logits, logprobs, logprobs of prompts."""
+        length = min(LEAST_CHUNK, self.max_len - 1)
+        plan = self._plan(np.full(num_rows, length, np.int32), 0, 0)
+        plan.joins = _adjusting(num_rows)
+        plan.adjusts_logits = True
+        plan.logprobs = np.full(num_rows, 4, np.int32)
+        if length > 1:
+            plan.prompt_scores = (PromptScores(0, 0, np.zeros(length - 1, np.int32), 4),)
+        self._run(plan)
+        # Nobody's penalties stay.
+        plan = self._plan(np.full(num_rows, length, np.int32), 0, 0)
+        plan.joins = _adjusting(num_rows, is_plain=True)
+        self._run(plan)
+
+    def chunks(self, step_tokens: int) -> list[int]:
+        """Lengths of prompts that are worth a rehearsal: powers of two up to a whole step."""
+        longest = min(step_tokens, self.max_len - 1)
+        sizes = [LEAST_CHUNK << i for i in range(32) if LEAST_CHUNK << i < longest]
+        return [*sizes, max(longest, 1)]
+
+    def _run(self, plan: StepPlan) -> None:
+        num = len(plan.rows)
+        self.seat(num, int((plan.kv_lens - plan.q_lens).min()))
+        self._runner.run(plan)
+
+    def _plan(self, q_lens: np.ndarray, context: int, num_decode: int) -> StepPlan:
         # Below 0, so that no plan in earnest has the same rows_version.
         self._step -= 1
-        num, num_decode = len(q_lens), int((q_lens == 1).sum()) if context else 0
+        num = len(q_lens)
         return StepPlan(
             step=self._step,
             rows=np.arange(num, dtype=np.int32),
             num_decode=num_decode,
             q_lens=q_lens,
-            kv_lens=context + q_lens,
+            kv_lens=(context + q_lens).astype(np.int32),
             tokens=np.zeros(int(q_lens[num_decode:].sum()), np.int32),
             sample=np.ones(num, bool),
             all_greedy=False,
@@ -80,8 +112,22 @@ class Rehearsal:
             pages=(None,),
         )
 
-    def chunks(self, step_tokens: int) -> list[int]:
-        """Lengths of prompts that are worth a rehearsal: powers of two up to a whole step."""
-        longest = min(step_tokens, self.max_len - 1)
-        sizes = [LEAST_CHUNK << i for i in range(32) if LEAST_CHUNK << i < longest]
-        return [*sizes, longest]
+
+def _adjusting(num_rows: int, *, is_plain: bool = False) -> Joins:
+    """Requests that join the first slots with penalties, a bias and ends that may not come yet, or with none of it."""
+    ones, ids = np.ones(num_rows, np.float32), np.zeros(1, np.int32)
+    wishes = (
+        Adjustment(slot, 1.1, 0.1, 0.1, ids, ids, ids, np.ones(1, np.float32), 1 << 20, ids)
+        for slot in range(0 if is_plain else num_rows)
+    )
+    return Joins(
+        slots=np.arange(num_rows, dtype=np.int32),
+        context_lens=np.zeros(num_rows, np.int32),
+        temperature=ones,
+        top_p=0.9 * ones,
+        top_k=np.full(num_rows, 50, np.int32),
+        min_p=0.0 * ones,
+        seeds=np.zeros(num_rows, np.int64),
+        stop_ids=np.zeros((num_rows, 0), np.int32),
+        adjustments=tuple(wishes),
+    )

@@ -63,7 +63,7 @@ class SimDevice:
         numbers = self._number[plan.rows]
         tokens = text_ids(numbers, plan.kv_lens)
         tokens[plan.kv_lens >= self._stop_at[numbers]] = STOP_ID
-        return SimHandle(plan, None, StepResult(tokens[:, None], None, None), self._busy_until_s)
+        return SimHandle(plan, result=StepResult(tokens[:, None], None, None), end_s=self._busy_until_s)
 
     def collect(self, handle: Handle) -> StepResult:
         assert isinstance(handle, SimHandle) and isinstance(handle.result, StepResult)

@@ -137,8 +137,8 @@ def simulate(
     """Run `num` requests to their ends. Raises RuntimeError if one fails or nothing moves any more."""
     clock = Clock()
     ledger = Ledger(clock, num)
-    device = SimDevice(clock, cost, options.max_running_requests, ledger.stop_at, host_us / 1e6)
     config = EngineConfig(scheduler=options)
+    device = SimDevice(clock, cost, config.max_running_requests, ledger.stop_at, host_us / 1e6)
     num_tokens = options.max_total_tokens
     assert num_tokens is not None, "the simulator has no memory to measure: --max-total-tokens is needed"
     workload = build_workload(config, model(), num_tokens, device.pages_freed, clock=lambda: clock.now_s)

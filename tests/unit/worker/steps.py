@@ -92,8 +92,8 @@ class Steps:
         forward: Forward = EagerForward(decoder, slots, pages)
         self.runner = ModelRunner(decoder, kernels or cpu_kernels(), pool, slots, forward, mode)
         if max_graph_rows:
-            rehearsal = Rehearsal(self.runner, num_pages, PAGE)
-            prompts = PromptGraphs(decoder, slots, pages, MAX_GRAPH_TOKENS, forward)
+            rehearsal = Rehearsal(self.runner, num_pages, PAGE, MAX_LEN)
+            prompts = PromptGraphs(decoder, slots, pages, MAX_GRAPH_TOKENS, MAX_LEN, forward)
             prompts.capture(Again(), rehearsal.seat, lambda done: None)
             graphs = GraphForward(decoder, slots, pages, max_graph_rows, prompts)
             graphs.capture(Again(), rehearsal.seat, lambda done: None)

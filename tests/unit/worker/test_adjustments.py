@@ -14,10 +14,11 @@ from kernels.sampling import sample
 from scheduler_proc.plan import Joins
 from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.rehearsal import Rehearsal
 from scheduler_proc.worker.transfer import Transfer
 from tests.unit.kernels.wishes import Wish, naive, random_wish
 from tests.unit.models.paging import cpu_kernels
-from tests.unit.worker.steps import VOCAB, Occupant, Steps, adjustment_of, logits_of
+from tests.unit.worker.steps import MAX_LEN, PAGE, VOCAB, Occupant, Steps, adjustment_of, logits_of
 
 PENALTIES = Wish(repetition=1.4, presence=0.5, frequency=0.8)
 
@@ -162,9 +163,9 @@ def test_what_a_failed_step_was_told_is_told_once(monkeypatch: pytest.MonkeyPatc
     steps.join(1, [5, 6, 7], [8, 8, 9], wish=PENALTIES)
     with pytest.raises(RuntimeError, match="set_pages broke"):
         steps.runner.run(steps.plan(chunks={1: 2}))
-    steps.slots[0].done = 0
-    # The device took in neither step, so both begin again at what it was told.
-    steps.slots[1].done = 0
+    # Those that joined with these steps have failed with them: the next ones in their slots are told anew.
+    for slot in (0, 1):
+        steps.join(slot, [5, 6, 7], [8, 8, 9], wish=PENALTIES)
     steps.run(steps.plan(chunks={0: 6, 1: 6}))
     counts = steps.runner.adjustments.penalties.output_counts
     for slot in (0, 1):
@@ -252,3 +253,39 @@ def joins_of(slot: int, wish: Wish) -> Joins:
     one = np.ones(1, np.int32)
     sampling = (one * 1.0, one * 1.0, one, one * 0.0, one.astype(np.int64))
     return Joins(one * slot, one, *sampling, np.zeros((1, 0), np.int32), (adjustment_of(slot, wish),))
+
+
+def test_a_join_that_fails_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps()
+    with monkeypatch.context() as patch:
+        patch.setattr(Adjustments, "_set_penalties", lambda *args: (_ for _ in ()).throw(MemoryError("no room")))
+        steps.join(0, [5, 6, 7], wish=PENALTIES)
+        with pytest.raises(MemoryError):
+            steps.runner.run(steps.plan(chunks={0: 3}))
+        # Others go on, whoever joins them.
+        steps.join(1, [5, 6, 7])
+        steps.run(steps.plan(chunks={1: 3}), steps.plan(decode=[1]))
+        assert steps.slots[1].drawn == expected(steps.slots[1])
+    steps.join(0, [5, 6, 7], wish=PENALTIES)
+    steps.run(steps.plan(decode=[1], chunks={0: 3}), steps.plan(decode=[0, 1]))
+    assert steps.slots[0].drawn == expected(steps.slots[0])
+
+
+def test_rehearsals_leave_nothing_behind() -> None:
+    steps = Steps()
+    slots = steps.runner.slots
+    before = [tensor.clone() for tensor in (*vars(slots.tensors).values(), *slots.sampling)]
+    rehearsal = Rehearsal(steps.runner, 6 * MAX_LEN // PAGE, PAGE, MAX_LEN)
+    rehearsal.decode(3)
+    rehearsal.prompts([1, 1, 40], 70, 2)
+    rehearsal.prompts([MAX_LEN])
+    rehearsal.extras(4)
+    rehearsal.clear()
+    after = (*vars(slots.tensors).values(), *slots.sampling)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert not steps.runner.adjustments.adjusts(np.arange(6)).any()
+    steps.join(0, [5, 6, 7], wish=PENALTIES)
+    steps.join(1, [5, 6, 7])
+    steps.run(steps.plan(chunks={0: 3, 1: 3}), steps.plan(decode=[0, 1]))
+    for slot in (0, 1):
+        assert steps.slots[slot].drawn == expected(steps.slots[slot])

@@ -35,7 +35,6 @@ def test_a_number_of_tokens() -> None:
         (0.95, None, r"--mem-fraction-static 0\.95 does not fit.*7000 MiB for 7500 MiB of KV; lower it"),
         (0.2, None, r"--mem-fraction-static 0\.2 does not fit.*for 0 MiB of KV; raise it"),
         (None, 7000 * PAGE, r"--max-total-tokens 112000 does not fit.*lower it, or --chunked-prefill-size"),
-        (None, PAGE - 1, r"--max-total-tokens 15"),
     ],
 )
 def test_what_does_not_fit_is_told_with_figures(fraction: float | None, tokens: int | None, told: str) -> None:
@@ -43,6 +42,11 @@ def test_what_does_not_fit_is_told_with_figures(fraction: float | None, tokens: 
         MEMORY.kv_tokens(fraction, tokens, PER_TOKEN, PAGE)
     for figure in ("10000 MiB available", "weights take 2000 MiB", "kernels 300", "a step 500", "graphs 200"):
         assert figure in raised.value.message
+
+
+def test_less_than_a_page() -> None:
+    with pytest.raises(ConfigError, match=r"--max-total-tokens 15 is less than one page \(--page-size 16\)"):
+        MEMORY.kv_tokens(None, PAGE - 1, PER_TOKEN, PAGE)
 
 
 def test_a_model_that_is_too_large() -> None:

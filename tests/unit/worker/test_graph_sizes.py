@@ -14,7 +14,7 @@ def test_every_batch_has_a_size_that_is_not_much_larger(most: int) -> None:
     assert sizes == sorted(set(sizes)) and sizes[-1] == most
     for num in range(1, most + 1):
         size = next(size for size in sizes if size >= num)
-        assert size - num < max(16 if num > 64 else 8, 1)
+        assert size - num < (8 if num <= 64 else num / 4)
     assert len(graph_sizes(256)) == 23
 
 
