@@ -8,6 +8,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.cuda.pdl import is_wanted
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -34,7 +37,18 @@ def _launch(gate_up: Tensor, function: str) -> Tensor:
     assert gate_up.stride(1) == 1, "rows must be dense"
     block = min(triton.next_power_of_2(inner), 1024)
     kernel: Any = gate_rows[(num_tokens * triton.cdiv(inner, block),)]
-    kernel(gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, FUNCTION=function, num_warps=max(block // 256, 1))
+    pdl = is_wanted(gate_up)
+    kernel(
+        gate_up,
+        out,
+        gate_up.stride(0),
+        INNER=inner,
+        BLOCK=block,
+        FUNCTION=function,
+        PDL=pdl,
+        num_warps=max(block // 256, 1),
+        launch_pdl=pdl,
+    )
     return out
 
 
@@ -50,9 +64,14 @@ def _activated(x, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def gate_rows(gate_up, out, stride, INNER: tl.constexpr, BLOCK: tl.constexpr, FUNCTION: tl.constexpr):
+def gate_rows(
+    gate_up, out, stride, INNER: tl.constexpr, BLOCK: tl.constexpr, FUNCTION: tl.constexpr, PDL: tl.constexpr
+):
     """BLOCK columns of a row of the result; blocks of a row are neighbours. The activation is rounded before the
     product, as where it is an operation of its own."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // BLOCKS).to(tl.int64)
     columns = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)

@@ -22,6 +22,7 @@ from kernels.cuda.attention_config import (
 from kernels.cuda.attention_kernel import REST, SHARED, attend
 from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, Plan, make_plan, tile_lanes
 from kernels.cuda.context import NUM_TICKETS, Context, is_capturing
+from kernels.cuda.pdl import is_wanted
 
 MIN_SAVED = 4096
 """Keys, over all rows, from which going through shared ones in a launch of their own is worth it."""
@@ -89,7 +90,7 @@ class PagedAttention:
         self._splits = splits
         self._min_saved = min_saved
         # What a graph reads must live as long as it may be replayed.
-        self._plans_of_graphs: list[Plan] = []
+        self._plans_of_graphs: dict[int, Plan] = {}
         device = context.device
         self._multiprocessors = (
             torch.cuda.get_device_properties(device).multi_processor_count
@@ -138,7 +139,7 @@ class PagedAttention:
         plan = batch.memo[key]
         assert plan is None or isinstance(plan, Plan)
         if plan is not None and plan.has_lists and is_capturing(batch.kv_lens.device):
-            self._plans_of_graphs.append(plan)
+            self._plans_of_graphs[id(plan)] = plan
         return plan
 
     def _variant(self, call: _Call, launch: Launch) -> _Variant:
@@ -152,13 +153,14 @@ class PagedAttention:
         variants = {name: self._make_variant(call, launch, config) for name, config in configs.items()}
         name = next(iter(configs))
         if self._splits is None:
-            # Prompts fill the device with few rows: which loop suits them depends on lengths alone.
-            rows = 1 if launch.kind == PREFILL else launch.num_tiles
+            # Prompts fill the device with few rows: which loop suits them depends on how many tokens they add.
+            is_prompt = launch.kind == PREFILL
+            rows, max_keys = (1, 1) if is_prompt else (launch.num_tiles, launch.max_keys)
             key = (
                 *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], call.batch.page_size),
                 *(launch.lanes, launch.part, int(call.batch.tree is not None), window or 0),
                 *(int(call.spec.softcap is not None), int(call.spec.sinks is not None), int(call.lse is not None)),
-                *(triton.next_power_of_2(size) for size in (rows, launch.q_len, launch.max_keys)),
+                *(triton.next_power_of_2(size) for size in (rows, launch.q_len, max_keys)),
             )
             calls = {name: partial(self._run, call, launch, variant) for name, variant in variants.items()}
             name = self._context.tuner.choose(op, key, calls, name)
@@ -213,6 +215,7 @@ class PagedAttention:
         shared = launch.part == SHARED
         visible, depths = (None, None) if batch.tree is None or shared else _tree_arrays(batch.tree)
         score_scale, cap = _score_factors(spec)
+        pdl = is_wanted(q)
         kernel: Any = attend[(num_kv_heads, launch.num_tiles, splits)]
         kernel(
             q,
@@ -246,8 +249,10 @@ class PagedAttention:
             variant.min_tiles,
             variant.max_tiles,
             **constants,
+            PDL=pdl,
             num_warps=variant.config.num_warps,
             num_stages=variant.config.num_stages,
+            launch_pdl=pdl,
         )
 
     def _num_splits(self, launch: Launch, config: TileConfig, num_kv_heads: int, window: int | None) -> tuple[int, int]:

@@ -83,7 +83,7 @@ def decode_configs(head_dim: int, kv_itemsize: int) -> dict[str, TileConfig]:
 
     head_dim: as `padded`; kv_itemsize: bytes of an element of the pages, or of q if that is float32.
     """
-    # Single tokens wait for memory, not for masks, and a second loop would fill the pipeline anew.
+    # No second loop but for trees: single tokens wait for memory, not for masks, and it would fill the pipeline anew.
     if kv_itemsize == 4:
         return {"plain": TileConfig(16, 4, 2, 2, 128, 2048, "trees")}
     # Bytes of keys and values in flight are what counts: a tile of either size, and how many of them. Converting from

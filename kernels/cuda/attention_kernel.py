@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cuda.attention_merge import LOG2E, LOWEST, merge_parts, store_part, write_result
 from kernels.cuda.attention_scan import scan_keys
@@ -76,6 +77,7 @@ def attend(
     SOFTCAP: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: (heads of keys, tiles of queries, splits of a row's keys).
 
@@ -86,6 +88,9 @@ def attend(
     a time. TWO_LOOPS: go through the tiles of
     keys that every lane sees without masks, then through the others.
     """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     head = tl.program_id(0)
     # A row's last tokens see most: the longest tiles start first.

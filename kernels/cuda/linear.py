@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.cuda.activation import silu_and_mul
 from kernels.cuda.context import Context
+from kernels.cuda.pdl import can, wanted_on
 from kernels.cuda.small_gemm_launch import (
     DTYPES,
     MAX_TOKENS,
@@ -36,14 +37,14 @@ class Linear:
     op = "linear"
     gated = False
 
-    def __init__(self, context: Context, *, pdl: bool = False) -> None:
-        """pdl: overlap the first loads of weights with the kernel before (programmatic dependent launch), on devices
-        that can. Then that kernel must not write the weights.
+    def __init__(self, context: Context, *, pdl: bool | None = None) -> None:
+        """pdl: begin, with loads of weights, before the kernel before has ended (programmatic dependent launch), on
+        devices that can; then that kernel must not write the weights. None: as all kernels of the device do.
         """
         self._tuner = context.tuner
         self._tickets = context.tickets
         device = context.device
-        self._pdl = pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._pdl = wanted_on(device) if pdl is None else pdl and can(device)
         self._classes = {kind: configs(kind, gated=self.gated) for kind in TOKEN_CLASSES}
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,8 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cuda.fp8 import encode, format_of, has_instruction, largest_of
+from kernels.cuda.pdl import is_wanted, prefetch_vector
 
 MAX_BLOCK = 16384
 """The longest row that a program keeps in registers."""
@@ -90,6 +92,7 @@ def _launch(
     assert weight.shape == (dim,) and weight.stride(0) == 1
     block, rows, warps = norm_config(dim)
     grid = (triton.cdiv(num_rows, rows),)
+    pdl = is_wanted(x)
     kernel: Any = rms_rows[grid] if dim <= block else rms_long_rows[grid]
     kernel(
         x,
@@ -108,7 +111,9 @@ def _launch(
         ROWS=rows,
         FORMAT=format,
         INSTRUCTION=format != "" and has_instruction(x.device),
+        PDL=pdl,
         num_warps=warps,
+        launch_pdl=pdl,
     )
 
 
@@ -159,12 +164,17 @@ def rms_rows(
     ROWS: tl.constexpr,
     FORMAT: tl.constexpr,
     INSTRUCTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """ROWS rows, each of at most BLOCK elements, wholly in registers.
 
     Row r of x lies at `r // inner * outer_stride + r % inner * inner_stride`; out and scales are dense. The sum with
     the residual, if there is one, replaces it. FORMAT: of the codes, empty if there are none.
     """
+    if PDL:
+        gdc_launch_dependents()
+        prefetch_vector(weight, DIM)
+        gdc_wait()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     if ROWS == 1:
@@ -217,8 +227,13 @@ def rms_long_rows(
     ROWS: tl.constexpr,
     FORMAT: tl.constexpr,
     INSTRUCTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """`rms_rows` for one row of any length, which is read again for each thing that is to be known of all of it."""
+    if PDL:
+        gdc_launch_dependents()
+        prefetch_vector(weight, DIM)
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     x += row // inner * outer_stride + row % inner * inner_stride
     out += row * DIM

@@ -8,9 +8,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cuda.fp8 import encode, format_of, has_instruction
 from kernels.cuda.norm import weighted
+from kernels.cuda.pdl import is_wanted, prefetch_vector
 from kernels.rotary import NEOX, RotaryStyle
 
 FEW_TOKENS = 512
@@ -53,6 +55,7 @@ def rope_store(
     heads, kv_heads, warps = rope_config(num_tokens, num_heads, num_kv_heads, head_dim)
     kv_page, kv_half, kv_token, kv_head, _ = kv.stride()
     groups = triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, kv_heads)
+    pdl = is_wanted(q)
     kernel: Any = rope_store_heads[(num_tokens * groups,)]
     kernel(
         q,
@@ -92,7 +95,9 @@ def rope_store(
         SCALED=k_scale != 1.0 or v_scale != 1.0,
         FORMAT=format,
         INSTRUCTION=format != "" and has_instruction(q.device),
+        PDL=pdl,
         num_warps=warps,
+        launch_pdl=pdl,
     )
 
 
@@ -253,11 +258,19 @@ def rope_store_heads(
     SCALED: tl.constexpr,
     FORMAT: tl.constexpr,
     INSTRUCTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A token's heads: HEADS of q, or KV_HEADS of k and of v. Programs of a token are neighbours.
 
     `x_y` is the stride of x between two y. SCALED: any of the scales is not 1; FORMAT: of 8-bit pages, else empty.
     """
+    if PDL:
+        gdc_launch_dependents()
+        if q_norm is not None:
+            prefetch_vector(q_norm, HEAD_DIM)
+        if k_norm is not None:
+            prefetch_vector(k_norm, HEAD_DIM)
+        gdc_wait()
     GROUPS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (NUM_KV_HEADS + KV_HEADS - 1) // KV_HEADS
     HALF: tl.constexpr = ROTARY_DIM // 2

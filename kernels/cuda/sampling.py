@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cuda.noise import perturb, perturb_scale, row_keys, step_columns
+from kernels.cuda.pdl import is_wanted
 from kernels.cuda.sampling_candidates import CAPACITY, MOST_REGISTERS, STATE, find_candidates
 from kernels.cuda.sampling_summary import (
     first_best,
@@ -44,8 +46,20 @@ def argmax_rows(logits: Tensor) -> Tensor:
         num_spans = num_spans_of(vocab)
         scratch = summarise(logits, num_spans)
         block = triton.next_power_of_2(num_spans)
+        pdl = is_wanted(logits)
         kernel: Any = take_largest[(rows,)]
-        kernel(logits, logits.stride(0), vocab, num_spans, scratch, num_spans, tokens, BLOCK=block)
+        kernel(
+            logits,
+            logits.stride(0),
+            vocab,
+            num_spans,
+            scratch,
+            num_spans,
+            tokens,
+            BLOCK=block,
+            PDL=pdl,
+            launch_pdl=pdl,
+        )
     return tokens
 
 
@@ -55,7 +69,8 @@ def advance(last_token: Tensor, rows: Tensor, drawn: Tensor) -> None:
     if num:
         grid = (triton.cdiv(num, _ADVANCED_AT_ONCE),)
         kernel: Any = advance_rows[grid]
-        kernel(last_token, rows, drawn, num, BLOCK=_ADVANCED_AT_ONCE, num_warps=1)
+        pdl = is_wanted(rows)
+        kernel(last_token, rows, drawn, num, BLOCK=_ADVANCED_AT_ONCE, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
 def sample(
@@ -104,6 +119,7 @@ def draw(
     kernel: Any = choose_rows[(rows,)]
     chunks, _, parts = num_chunks_of(rows, vocab)
     chunks *= parts
+    pdl = is_wanted(logits)
     kernel(
         logits,
         logits.stride(0),
@@ -121,15 +137,20 @@ def draw(
         CHUNKS=triton.next_power_of_2(chunks),
         BLOCK=triton.next_power_of_2(num_spans),
         INSTRUCTION=logits.is_cuda,
+        PDL=pdl,
         num_warps=8 if needs_filter else 4,
         maxnreg=MOST_REGISTERS,
+        launch_pdl=pdl,
     )
     return tokens
 
 
 @triton.jit
-def advance_rows(last_token, rows, drawn, num, BLOCK: tl.constexpr):
+def advance_rows(last_token, rows, drawn, num, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program: BLOCK of the rows."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + index, mask=index < num, other=0)
     token = tl.load(drawn + index, mask=index < num, other=0)
@@ -137,8 +158,11 @@ def advance_rows(last_token, rows, drawn, num, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def take_largest(logits, stride, vocab, num_spans, scratch, words, drawn, BLOCK: tl.constexpr):
+def take_largest(logits, stride, vocab, num_spans, scratch, words, drawn, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program: the argmax of one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     token = _largest(logits + row * stride, vocab, num_spans, scratch + row * words, BLOCK)
     tl.store(drawn + row, token)
@@ -178,8 +202,12 @@ def choose_rows(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     INSTRUCTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: the token of one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     scratch += row * words

@@ -25,7 +25,9 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cuda.pdl import is_wanted
 from kernels.cuda.sampling_summary import (
     SPAN,
     SPANS_IN_TILE,
@@ -98,7 +100,7 @@ def find_candidates(
     words = 2 * num_spans + STATE + 2 * capacity
     sums = SUMS if width else SUMS_FOR_TOP_P
     scratch = summarise(logits, words, parameters, purpose=purpose, draws=draws, filters=width == 0, sums=sums)
-    each = each_of(logits)
+    each, pdl = each_of(logits), is_wanted(logits)
     bound: Any = bound_rows[(rows,)]
     bound(
         logits,
@@ -112,8 +114,10 @@ def find_candidates(
         capacity,
         EACH=each,
         BLOCK=triton.next_power_of_2(num_spans),
+        PDL=pdl,
         num_warps=BOUND_WARPS,
         maxnreg=MOST_REGISTERS,
+        launch_pdl=pdl,
     )
     chunks, tiles_each, _ = num_chunks_of(rows, vocab)
     collect: Any = collect_candidates[(rows * chunks,)]
@@ -127,7 +131,9 @@ def find_candidates(
         words,
         capacity,
         EACH=each,
+        PDL=pdl,
         num_warps=1,
+        launch_pdl=pdl,
     )
     return Candidates(scratch, words, num_spans, capacity)
 
@@ -148,8 +154,12 @@ def bound_rows(
     capacity,
     EACH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: bound and state of one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     scratch += row * words
     state = scratch + 2 * num_spans
@@ -246,8 +256,22 @@ def _bound(largest, mass, sample, peak, per_logit, vocab, limit, by_mass):
 
 
 @triton.jit
-def collect_candidates(logits, stride, vocab, num_tiles, tiles_each, scratch, words, capacity, EACH: tl.constexpr):
+def collect_candidates(
+    logits,
+    stride,
+    vocab,
+    num_tiles,
+    tiles_each,
+    scratch,
+    words,
+    capacity,
+    EACH: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """One program: the candidates of some consecutive tiles of one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     chunks = tl.cdiv(num_tiles, tiles_each)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     first = (tl.program_id(0) % chunks) * tiles_each

@@ -22,8 +22,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cuda.noise import perturb, perturb_scale, row_keys, step_columns, unstep_columns
+from kernels.cuda.pdl import is_wanted
 from kernels.sampling import GREEDY_TEMPERATURE
 
 TILE = 2048
@@ -101,6 +103,7 @@ def summarise(
     scratch = torch.empty((rows, words), dtype=torch.float32, device=logits.device)
     chunks, tiles_each, parts = num_chunks_of(rows, vocab, computes=draws or filters or sums != NO_SUMS)
     parts = parts if draws else 1
+    pdl = is_wanted(logits)
     kernel: Any = summarise_tiles[(rows * chunks * parts,)]
     kernel(
         logits,
@@ -118,9 +121,11 @@ def summarise(
         PARTS=parts,
         EACH=each_of(logits),
         INSTRUCTION=logits.is_cuda,
+        PDL=pdl,
         num_warps=1,
         # Enough programs at once to keep the memory busy.
         maxnreg=MOST_REGISTERS if sums else LEAST_REGISTERS,
+        launch_pdl=pdl,
     )
     return scratch
 
@@ -153,8 +158,12 @@ def summarise_tiles(
     PARTS: tl.constexpr,
     EACH: tl.constexpr,
     INSTRUCTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: a chunk of one row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     chunks = tl.cdiv(num_tiles, tiles_each) * PARTS
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cuda.pdl import prefetch
+
 
 @triton.jit
 def weight_rows(columns, OUT_DIM, GATED: tl.constexpr, ROWS: tl.constexpr):
@@ -151,6 +153,8 @@ def strip_kernel(
         rows = weight_rows(tl.arange(0, ROWS), OUT_DIM, GATED, ROWS)
         fetch_ahead(weight_ptr + rows.to(tl.int64) * weight_stride, 2 * step, in_dim, AHEAD)
     if PDL:
+        if bias_ptr is not None:
+            prefetch(bias_ptr + weight_rows(tl.arange(0, ROWS), OUT_DIM, GATED, ROWS))
         # Weights are nobody's result. But x is one, and the memory of `out` may still be read.
         gdc_wait()
         gdc_launch_dependents()
@@ -219,6 +223,8 @@ def vector_kernel(
     if AHEAD > 0:
         fetch_ahead(rows, TILES * WIDTH, in_dim, AHEAD)
     if PDL:
+        if bias_ptr is not None:
+            prefetch(bias_ptr + row)
         # Weights are nobody's result. But x is one, and the memory of `out` may still be read.
         gdc_wait()
         gdc_launch_dependents()

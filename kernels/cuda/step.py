@@ -8,7 +8,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cuda.pdl import is_wanted
 from kernels.step import SlotTensors, StepInputs
 
 TOKEN_BLOCK = 1024
@@ -43,6 +45,7 @@ def step_inputs(
     assert slots.page_table.stride(1) == 1 or max_pages == 1, "rows must be dense"
     assert out.page_table.stride(1) == 1 or width <= 1, "rows must be dense"
     assert len(out.page_table) == num_rows and width <= max_pages, (out.page_table.shape, num_rows, max_pages)
+    pdl = is_wanted(rows)
     kernel: Any = fill_rows[(num_rows,)]
     kernel(
         rows,
@@ -67,6 +70,8 @@ def step_inputs(
         EMPTIES_ENDED=empties_ended,
         TOKENS=1 if q_starts is None else TOKEN_BLOCK,
         PAGES=min(triton.next_power_of_2(max_pages), PAGE_BLOCK),
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
@@ -78,6 +83,7 @@ def advance_ends(slots: SlotTensors, rows: Tensor, drawn: Tensor) -> None:
     vectors = (rows, drawn, slots.last_token, slots.ended)
     assert all(vector.is_contiguous() for vector in vectors), "vectors must be dense"
     assert widest <= 1 or slots.stop_ids.stride(1) == 1, "the ids of a slot must be dense"
+    pdl = is_wanted(rows)
     kernel: Any = end_rows[(triton.cdiv(num_rows, ROW_BLOCK),)]
     kernel(
         rows,
@@ -89,7 +95,9 @@ def advance_ends(slots: SlotTensors, rows: Tensor, drawn: Tensor) -> None:
         widest,
         slots.stop_ids.stride(0),
         ROWS=ROW_BLOCK,
+        PDL=pdl,
         num_warps=1,
+        launch_pdl=pdl,
     )
 
 
@@ -123,11 +131,15 @@ def fill_rows(
     EMPTIES_ENDED: tl.constexpr,
     TOKENS: tl.constexpr,
     PAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """All of one row: its tokens, TOKENS at a time, and its pages, PAGES at a time.
 
     One program alone reads and advances a slot's length, so that none can see what another one has written.
     """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + row)
     context = tl.load(seq_len + slot)
@@ -171,9 +183,23 @@ def fill_rows(
 
 
 @triton.jit(do_not_specialize=["num_rows", "widest", "stop_stride"], do_not_specialize_on_alignment=["rows", "drawn"])
-def end_rows(rows, drawn, last_token, ended, stop_ids, num_rows, widest, stop_stride, ROWS: tl.constexpr):
+def end_rows(
+    rows,
+    drawn,
+    last_token,
+    ended,
+    stop_ids,
+    num_rows,
+    widest,
+    stop_stride,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """ROWS rows, each one thread's: what it reads no other one writes, but for the scratch slot, where all write what
     is there."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < num_rows
     slot = tl.load(rows + row, mask=mask, other=0)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cuda.pdl import prefetch
 from kernels.cuda.small_gemm import fetch_ahead, finish, weight_rows
 
 
@@ -54,6 +55,8 @@ def tile_kernel(
     if AHEAD > 0:
         fetch_ahead(rows, first, in_dim, AHEAD)
     if PDL:
+        if bias_ptr is not None:
+            prefetch(bias_ptr + row)
         # Beyond the weights nothing is ours before this: x, the tickets, and the memory of `out` and of the scratch.
         gdc_wait()
         gdc_launch_dependents()

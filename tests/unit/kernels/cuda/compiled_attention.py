@@ -130,8 +130,7 @@ def compile_all() -> list[tuple[str, Compiled]]:
     add("prefill fp32", fp32, prefill_configs(128, 4)["plain"])
     add("draft fp32", Layer(lanes=32, longest=8, dtype="fp32", kv_dtype="fp32"), draft_configs(128, 4)["plain"])
     for name, layer, config, capability in cases[:]:
-        # Prompts are the same kernel with larger tiles.
-        if capability >= 90 and layer.lanes <= 64:
+        if capability >= 90:
             add(f"{name} pdl", replace(layer, pdl=True), config)
     done = [(name, layer, compile_layer(layer, config, capability)) for name, layer, config, capability in cases]
     for name, layer, kernel in done:

@@ -1,0 +1,60 @@
+"""Programmatic dependent launch: kernels begin before the one before them has ended; docs/kernels.md has the rules.
+
+A kernel that takes part has a `PDL: tl.constexpr`, and is launched with that and with `launch_pdl`. What is short lets
+the next kernel begin first and then waits; what fetches much waits first, so that one such kernel is ahead at most.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+VARIABLE = "ENGINE_PDL"
+"""The environment variable that turns it off, with the value 0."""
+
+
+def is_wanted(tensor: Tensor) -> bool:
+    """Whether kernels on a tensor's device take part. Costs a look into a dictionary."""
+    return wanted_on(tensor.device)
+
+
+@cache
+def wanted_on(device: torch.device) -> bool:
+    """Whether kernels on a device take part: it has this, and `ENGINE_PDL` is not 0.
+
+    Asked once for a device; `wanted_on.cache_clear()` makes it look again.
+    """
+    return can(device) and os.environ.get(VARIABLE) != "0"
+
+
+def can(device: torch.device) -> bool:
+    """Whether a device has it: compute capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def prefetch(pointers):
+    """Ask for what is behind each pointer to be in the second-level cache soon: a step comes by a layer's weights once,
+    so they are not near. It reads nothing, so who wrote it last does not matter.
+    """
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // nothing for $0",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def prefetch_vector(vector, SIZE: tl.constexpr):
+    """`prefetch` of SIZE dense elements, by the first program for all others."""
+    if tl.program_id(0) == 0:
+        PARTS: tl.constexpr = triton.next_power_of_2((SIZE + 15) // 16)
+        prefetch(vector + tl.minimum(tl.arange(0, PARTS) * 16, SIZE - 1))
