@@ -18,9 +18,9 @@ from engine.ipc.child import ChildConfig, begin, fail_start, until_stopped
 from engine.ipc.messages import Hello, ToScheduler
 from engine.ipc.peers import announce, connect
 from engine.ipc.sockets import Puller, context
+from engine.sharing import check_shares
 from scheduler_proc.build import build, build_device
-from scheduler_proc.models.registry import spec_of
-from scheduler_proc.parallel.fit import check_model, check_options
+from scheduler_proc.parallel.fit import check_options
 from scheduler_proc.parallel.follow import follow
 from scheduler_proc.parallel.lead import LeadingDevice
 from scheduler_proc.process import Inbox, Scheduler
@@ -40,7 +40,7 @@ def main() -> int:
         config = settle(child.config)
         if config.process.tp_size > 1:
             check_options(config)
-            check_model(spec_of(child.model.config), config.process.tp_size)
+            check_shares(child.model.config, config.process.tp_size)
         scheduler, rank = child.layout.rank_of(child.name)
         group = _group(config, child.layout.meeting(scheduler), rank)
         run = _schedule if rank == 0 else _follow

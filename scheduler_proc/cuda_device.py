@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from engine.model_files.default_model import cache_dir
 from engine.model_files.progress import Progress
 from engine.model_files.types import ModelFiles
 from kernels.cuda.context import make_context
+from kernels.cuda.pdl import can, dependent_launch
 from kernels.cuda.tuning import Tuner
 from kernels.dispatch import KernelSet, select
 from scheduler_proc.cache.kv_pool import bytes_per_token
@@ -151,7 +152,10 @@ class CudaBuild:
         rehearsal = Rehearsal(runner, memory.num_pages, config.page_size, memory.max_len)
         num_graphs = num_prompt_graphs = 0
         if config.cuda_graph_max_bs:
-            capture, decoder, slots, pages = CudaCapture(), runner.decoder, memory.slots, memory.pages
+            decoder, slots, pages = runner.decoder, memory.slots, memory.pages
+            # Between a communicator's kernels it was never tried.
+            may_depend = self._group.size == 1 and can(self._place)
+            capture = CudaCapture((nullcontext, dependent_launch) if may_depend else (nullcontext,))
             prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, memory.max_len, runner.forward)
             with self._shown("prompt graphs", prompts.most_graphs) as progress:
                 prompts.capture(capture, rehearsal.seat, progress)
@@ -162,7 +166,6 @@ class CudaBuild:
             num_graphs, num_prompt_graphs = len(forward.sizes), prompts.num_graphs
         self._rehearse(rehearsal, num_graphs)
         rehearsal.clear()
-        self._tuner.freeze()
         log.info(
             "event=warmed_up seconds=%.1f decode_graphs=%d prompt_graphs=%d memory_mib=%d",
             time.monotonic() - begin,
@@ -172,17 +175,20 @@ class CudaBuild:
         )
 
     def _rehearse(self, rehearsal: Rehearsal, num_graphs: int) -> None:
-        """Every kind of step once: most of what is replayed has run already, but not what is launched."""
+        """Every kind of step once: most of what is replayed has run already, but not what is launched. Nothing is
+        measured afterwards."""
         config = self._config
         most_rows = min(config.max_running_requests, config.chunked_prefill_size)
         first = config.cuda_graph_max_bs if num_graphs else 0
         steps: list[Callable[[], None]] = [
             partial(rehearsal.decode, rows) for rows in graph_sizes(most_rows) if rows > first
         ]
-        for chunk in rehearsal.chunks(config.chunked_prefill_size):
-            beside = [1] * min(8, most_rows - 1)
-            steps.append(partial(rehearsal.prompts, [chunk]))
-            steps.append(partial(rehearsal.prompts, [*beside, chunk], CONTEXT, len(beside)))
+        chunks = rehearsal.chunks(config.chunked_prefill_size)
+        steps += [partial(rehearsal.prompts, [chunk]) for chunk in chunks]
+        # From here on kernels are compiled only: what they are chosen for is above.
+        steps.append(self._tuner.freeze)
+        beside = [1] * min(8, most_rows - 1)
+        steps += [partial(rehearsal.prompts, [*beside, chunk], CONTEXT, len(beside)) for chunk in chunks]
         steps += [partial(rehearsal.extras, rows) for rows in sorted({1, min(8, most_rows)})]
         with self._shown("kernels", len(steps)) as progress:
             for done, step in enumerate(steps):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cuda.activation import silu_and_mul
 from kernels.cuda.context import Context
-from kernels.cuda.pdl import can, wanted_on
+from kernels.cuda.pdl import can, is_wanted
 from kernels.cuda.small_gemm_launch import (
     DTYPES,
     MAX_TOKENS,
@@ -39,12 +39,12 @@ class Linear:
 
     def __init__(self, context: Context, *, pdl: bool | None = None) -> None:
         """pdl: begin, with loads of weights, before the kernel before has ended (programmatic dependent launch), on
-        devices that can; then that kernel must not write the weights. None: as all kernels of the device do.
+        devices that can; then that kernel must not write the weights. None: as all kernels do.
         """
         self._tuner = context.tuner
         self._tickets = context.tickets
         device = context.device
-        self._pdl = wanted_on(device) if pdl is None else pdl and can(device)
+        self._pdl = None if pdl is None else pdl and can(device)
         self._classes = {kind: configs(kind, gated=self.gated) for kind in TOKEN_CLASSES}
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,7 +79,8 @@ class Linear:
         assert bias is None or bias.stride(0) == 1, "the bias must be dense"
         out_dim = weight.shape[0]
         out = torch.empty((x.shape[0], out_dim // 2 if self.gated else out_dim), dtype=x.dtype, device=x.device)
-        config.launch(x, weight, bias, out, self._tickets, gated=self.gated, pdl=self._pdl)
+        pdl = is_wanted(x) if self._pdl is None else self._pdl
+        config.launch(x, weight, bias, out, self._tickets, gated=self.gated, pdl=pdl)
         return out
 
     def _torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

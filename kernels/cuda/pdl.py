@@ -6,7 +6,9 @@ the next kernel begin first and then waits; what fetches much waits first, so th
 
 from __future__ import annotations
 
-import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -14,24 +16,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-VARIABLE = "ENGINE_PDL"
-"""The environment variable that turns it off, with the value 0."""
+_is_asked_for: ContextVar[bool] = ContextVar("dependent launch", default=False)
+
+
+@contextmanager
+def dependent_launch(is_asked_for: bool = True) -> Generator[None]:
+    """What is launched meanwhile takes part, on devices that have it."""
+    token = _is_asked_for.set(is_asked_for)
+    try:
+        yield
+    finally:
+        _is_asked_for.reset(token)
 
 
 def is_wanted(tensor: Tensor) -> bool:
-    """Whether kernels on a tensor's device take part. Costs a look into a dictionary."""
-    return wanted_on(tensor.device)
+    """Whether kernels on a tensor's device take part now."""
+    return _is_asked_for.get() and can(tensor.device)
 
 
 @cache
-def wanted_on(device: torch.device) -> bool:
-    """Whether kernels on a device take part: it has this, and `ENGINE_PDL` is not 0.
-
-    Asked once for a device; `wanted_on.cache_clear()` makes it look again.
-    """
-    return can(device) and os.environ.get(VARIABLE) != "0"
-
-
 def can(device: torch.device) -> bool:
     """Whether a device has it: compute capability 9.0."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 import triton
 
-from kernels.cuda.pdl import wanted_on
 from kernels.cuda.timing import GraphTimer
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,6 @@ def _identity(device: torch.device) -> str:
         (
             *(properties.name, str(properties.multi_processor_count)),
             *(torch.__version__, triton.__version__, _flashinfer_version(), _own_version()),
-            f"pdl {wanted_on(device)}",
         )
     )
     plain = "".join(char if char.isalnum() else "-" for char in properties.name)

@@ -26,6 +26,10 @@ OWN = "triton"
 """Takes everything, and is what runs where nothing could be measured."""
 
 
+FEW_SHORT_ROWS = 4
+"""Rows of few tokens beside a step's prompts up to which those kernels are worth a try: each of them costs there what
+a tile of a prompt does.
+"""
 PLANNED_FROM = 64
 """Tokens of a step's longest row from which a plan, made by the host at every step, may be worth its 100 to 200 us."""
 
@@ -83,8 +87,7 @@ class FastestAttention:
             *(batch.tree is not None, lse is not None),
         )
         # What is fastest for prompts depends on little else than their length; and not every step is rehearsed.
-        is_prompt = batch.q_starts is None and longest >= PLANNED_FROM
-        sizes = (longest,) if is_prompt else (len(batch.q_lens), len(q), longest, batch.max_kv_len)
+        sizes = (longest,) if _may_be_planned(batch) else (len(batch.q_lens), len(q), longest, batch.max_kv_len)
         key = (
             *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], batch.page_size),
             *map(int, kinds),
@@ -95,7 +98,7 @@ class FastestAttention:
     def _able(
         self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None
     ) -> dict[str, _Wrapped]:
-        may_plan = batch.host_kv_lens is not None and int(batch.q_lens.max(initial=0)) >= PLANNED_FROM
+        may_plan = _may_be_planned(batch)
         capturing = is_capturing(q.device)
         return {
             name: attend
@@ -104,3 +107,11 @@ class FastestAttention:
             and (may_plan or not attend.takes.needs_host_lengths)
             and attend.takes.refusal(q, kv, batch, spec, lse) is None
         }
+
+
+def _may_be_planned(batch: AttentionBatch) -> bool:
+    """Whether a plan that the host makes may be worth while."""
+    if batch.host_kv_lens is None or batch.q_starts is not None:
+        return False
+    num_short = int(((batch.q_lens > 0) & (batch.q_lens < PLANNED_FROM)).sum())
+    return int(batch.q_lens.max(initial=0)) >= PLANNED_FROM and num_short <= FEW_SHORT_ROWS

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from kernels.cuda.timing import elapsed
+
+_TIMED_REPLAYS = 5
+
+
+Way = Callable[[], AbstractContextManager[object]]
+"""A state of the process that changes how kernels are launched, but not what they do."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,22 @@ class Capture(Protocol):
         """The same memory, without keeping it: what is captured later may use it too."""
         ...
 
+    def seconds(self, captured: Captured) -> float:
+        """How long a replay takes, the median of some."""
+        ...
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        """How what is captured may be launched; the first is the usual one."""
+        ...
+
 
 class CudaCapture:
     """Graphs that share one pool of memory, so that all together need little more than the largest; they must be
     replayed one after the other, and an output be used before the next replay."""
 
-    def __init__(self) -> None:
+    def __init__(self, ways: Sequence[Way] = (nullcontext,)) -> None:
+        self.ways = ways
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
@@ -50,6 +70,9 @@ class CudaCapture:
                 raise
             graph.capture_end()
         return Captured(graph.replay, output)
+
+    def seconds(self, captured: Captured) -> float:
+        return statistics.median(elapsed(captured.replay) for _ in range(_TIMED_REPLAYS))
 
     def borrowed(self, output: Tensor) -> Tensor:
         assert output.is_contiguous()

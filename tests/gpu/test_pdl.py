@@ -7,6 +7,7 @@ kernel of any step reads too early changes all that comes after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -181,15 +182,10 @@ class Steps:
 
 
 @pytest.fixture
-def either_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Decides whether kernels that are launched from now on, by what is made from now on, take part."""
-
-    def decide(takes_part: bool) -> None:
-        monkeypatch.setenv(pdl.VARIABLE, "1" if takes_part else "0")
-        pdl.wanted_on.cache_clear()
-
-    yield decide
-    pdl.wanted_on.cache_clear()
+def either_way() -> Iterator[Callable[[bool], None]]:
+    """Decides whether kernels that are launched from now on take part."""
+    with ExitStack() as stack:
+        yield lambda takes_part: stack.enter_context(pdl.dependent_launch(takes_part))
 
 
 def captured(steps: Steps) -> Callable[[], Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -221,6 +222,12 @@ class Again:
 
     def borrowed(self, output: torch.Tensor) -> torch.Tensor:
         return output
+
+    def seconds(self, captured: Captured) -> float:
+        captured.replay()
+        return 0.0
+
+    ways = (nullcontext, nullcontext)
 
 
 def stop_ids(occupant: Occupant) -> list[int]:

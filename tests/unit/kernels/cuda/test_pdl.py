@@ -9,9 +9,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.cuda import pdl
 
@@ -117,8 +120,9 @@ def test_every_wait_lets_the_next_kernel_begin(sources: Sources) -> None:
         assert ast.unparse(block).count("gdc_launch_dependents()") == 1, name
 
 
-def test_it_is_off_where_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not pdl.is_wanted(torch.zeros(1))
+def test_it_is_on_where_it_is_asked_for_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pdl.dependent_launch():
+        assert not pdl.is_wanted(torch.zeros(1))
     asked: list[torch.device] = []
 
     def capability(device: torch.device) -> tuple[int, int]:
@@ -126,16 +130,19 @@ def test_it_is_off_where_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> 
         return (9, 0) if device.index == 0 else (8, 9)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
-    monkeypatch.delenv(pdl.VARIABLE, raising=False)
-    pdl.wanted_on.cache_clear()
+    pdl.can.cache_clear()
+    first, second = (cast(Tensor, SimpleNamespace(device=torch.device("cuda", index))) for index in (0, 1))
     try:
-        assert [pdl.wanted_on(torch.device("cuda", index)) for index in (0, 1, 0, 1)] == [True, False, True, False]
-        assert len(asked) == 2
-        pdl.wanted_on.cache_clear()
-        monkeypatch.setenv(pdl.VARIABLE, "0")
-        assert not pdl.wanted_on(torch.device("cuda", 0))
+        assert not pdl.is_wanted(first)
+        with pdl.dependent_launch():
+            assert [pdl.is_wanted(tensor) for tensor in (first, second, first, second)] == [True, False, True, False]
+            assert len(asked) == 2
+            with pdl.dependent_launch(False):
+                assert not pdl.is_wanted(first)
+            assert pdl.is_wanted(first)
+        assert not pdl.is_wanted(first)
     finally:
-        pdl.wanted_on.cache_clear()
+        pdl.can.cache_clear()
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:

@@ -60,6 +60,32 @@ def test_prompts_may_be_planned_where_the_host_knows_their_lengths(context: Cont
     assert tuner.offers == [{OWN}, {OWN, "flashinfer prefill"}]
 
 
+def test_prompts_beside_many_single_tokens_are_not_planned(context: Context, library: FakeFlashInfer) -> None:
+    tuner = _Offered("flashinfer prefill")
+    attend = FastestAttention(replace(context, tuner=tuner), library)
+    for num_single in (4, 5):
+        step = make_step((70, *[1] * num_single), (80, *[5] * num_single))
+        lens = np.array([80, *[5] * num_single])
+        attend(step.q, step.kv, replace(step.batch, host_kv_lens=lens), step.spec)
+    assert tuner.offers == [{OWN, "flashinfer prefill"}, {OWN}]
+
+
+def test_what_was_chosen_for_a_prompt_is_taken_behind_any_context(context: Context, library: FakeFlashInfer) -> None:
+    tuner = Tuner(CPU, None, lambda call: float("own" in str(call).lower()))
+    attend = FastestAttention(replace(context, tuner=tuner), library)
+
+    def chosen(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> str:
+        step = make_step(q_lens, kv_lens)
+        batch = replace(step.batch, host_kv_lens=np.array(kv_lens))
+        return attend._choose(step.q, step.kv, batch, step.spec, None)
+
+    first = chosen((70,), (70,))
+    tuner.freeze()
+    assert first == "flashinfer prefill"
+    assert {chosen((70,), (90,)), chosen((1, 70), (80, 200)), chosen((100, 70), (100, 300))} == {first}
+    assert chosen((300,), (300,)) == OWN
+
+
 def test_a_shared_prefix_is_read_once_by_our_own(context: Context, library: FakeFlashInfer) -> None:
     tuner = _Offered("flashinfer XQA")
     attend = FastestAttention(replace(context, tuner=tuner), library)
