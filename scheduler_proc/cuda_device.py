@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model_files.default_model import cache_dir
-from engine.model_files.progress import Progress
 from engine.model_files.types import ModelFiles
 from kernels.cuda.context import make_context
 from kernels.cuda.pdl import can, dependent_launch
@@ -32,11 +30,12 @@ from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
 from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
 from scheduler_proc.worker.forward import EagerForward
-from scheduler_proc.worker.graph_forward import Drawing, GraphForward, graph_sizes
+from scheduler_proc.worker.graph_forward import Drawing, graph_sizes
 from scheduler_proc.worker.model_runner import ModelRunner
-from scheduler_proc.worker.prompt_graphs import PromptGraphs, token_sizes
-from scheduler_proc.worker.rehearsal import CONTEXT, Rehearsal
+from scheduler_proc.worker.prompt_graphs import token_sizes
+from scheduler_proc.worker.rehearsal import Rehearsal
 from scheduler_proc.worker.scores import DEVICE_PIECE_ROWS
+from scheduler_proc.worker.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +79,20 @@ class CudaBuild:
         runner = self._runner(decoder, memory)
         self._warm_up(runner, memory)
         return CudaDevice(runner), num_tokens
+
+    def _warm_up(self, runner: ModelRunner, memory: Memory) -> None:
+        begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+        capture = None
+        if self._config.cuda_graph_max_bs:
+            # Between a communicator's kernels it was never tried.
+            may_depend = self._group.size == 1 and can(self._place)
+            capture = CudaCapture((nullcontext, dependent_launch) if may_depend else (nullcontext,))
+        WarmUp(self._config, runner, memory, self._tuner.freeze, self._on_layer, self._group.rank == 0).run(capture)
+        log.info(
+            "event=warmed_up seconds=%.1f memory_mib=%d",
+            time.monotonic() - begin,
+            (free - torch.cuda.mem_get_info()[0]) >> 20,
+        )
 
     def _kernels(self, dtype: torch.dtype) -> KernelSet:
         overrides = os.environ.get("ENGINE_KERNELS", "")
@@ -142,69 +155,3 @@ class CudaBuild:
         # Of the slots, of a step, and of both kinds of graphs.
         tables = 4 * (config.max_running_requests + 1) * max_pages * torch.int32.itemsize
         return widened + counts + tables
-
-    # -- warming up ---------------------------------------------------------------------------------------------------
-
-    def _warm_up(self, runner: ModelRunner, memory: Memory) -> None:
-        """Compile and choose kernels, and capture the graphs, so that no request waits for that."""
-        config, begin = self._config, time.monotonic()
-        free = torch.cuda.mem_get_info()[0]
-        rehearsal = Rehearsal(runner, memory.num_pages, config.page_size, memory.max_len)
-        num_graphs = num_prompt_graphs = 0
-        if config.cuda_graph_max_bs:
-            decoder, slots, pages = runner.decoder, memory.slots, memory.pages
-            # Between a communicator's kernels it was never tried.
-            may_depend = self._group.size == 1 and can(self._place)
-            capture = CudaCapture((nullcontext, dependent_launch) if may_depend else (nullcontext,))
-            prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, memory.max_len, runner.forward)
-            with self._shown("prompt graphs", prompts.most_graphs) as progress:
-                prompts.capture(capture, rehearsal.seat, progress)
-            forward = GraphForward(decoder, slots, pages, config.cuda_graph_max_bs, prompts)
-            with self._shown("decode graphs", len(forward.sizes)) as progress:
-                forward.capture(capture, rehearsal.seat, progress)
-            runner.forward = forward
-            num_graphs, num_prompt_graphs = len(forward.sizes), prompts.num_graphs
-        self._rehearse(rehearsal, num_graphs)
-        rehearsal.clear()
-        log.info(
-            "event=warmed_up seconds=%.1f decode_graphs=%d prompt_graphs=%d memory_mib=%d",
-            time.monotonic() - begin,
-            num_graphs,
-            num_prompt_graphs,
-            (free - torch.cuda.mem_get_info()[0]) >> 20,
-        )
-
-    def _rehearse(self, rehearsal: Rehearsal, num_graphs: int) -> None:
-        """Every kind of step once: most of what is replayed has run already, but not what is launched. Nothing is
-        measured afterwards."""
-        config = self._config
-        most_rows = min(config.max_running_requests, config.chunked_prefill_size)
-        first = config.cuda_graph_max_bs if num_graphs else 0
-        steps: list[Callable[[], None]] = [
-            partial(rehearsal.decode, rows) for rows in graph_sizes(most_rows) if rows > first
-        ]
-        chunks = rehearsal.chunks(config.chunked_prefill_size)
-        steps += [partial(rehearsal.prompts, [chunk]) for chunk in chunks]
-        # From here on kernels are compiled only: what they are chosen for is above.
-        steps.append(self._tuner.freeze)
-        beside = [1] * min(8, most_rows - 1)
-        steps += [partial(rehearsal.prompts, [*beside, chunk], CONTEXT, len(beside)) for chunk in chunks]
-        steps += [partial(rehearsal.extras, rows) for rows in sorted({1, min(8, most_rows)})]
-        with self._shown("kernels", len(steps)) as progress:
-            for done, step in enumerate(steps):
-                progress(done)
-                step()
-
-    @contextmanager
-    def _shown(self, what: str, total: int) -> Generator[Callable[[int], None]]:
-        """A callback that takes how much is done: a sign of life, and on rank 0 a bar."""
-        bar = Progress(what, total, is_bytes=False) if self._group.rank == 0 else None
-
-        def progress(done: int) -> None:
-            self._on_layer()
-            if bar is not None:
-                bar.set(done)
-
-        yield progress
-        if bar is not None:
-            bar.close()

@@ -39,8 +39,8 @@ class Capture(Protocol):
         """The same memory, without keeping it: what is captured later may use it too."""
         ...
 
-    def seconds(self, captured: Captured) -> float:
-        """How long a replay takes, the median of some."""
+    def seconds(self, captured: Captured, prepare: Callable[[], None]) -> float:
+        """How long a replay takes, the median of some; prepare: called before each."""
         ...
 
     @property
@@ -71,8 +71,12 @@ class CudaCapture:
             graph.capture_end()
         return Captured(graph.replay, output)
 
-    def seconds(self, captured: Captured) -> float:
-        return statistics.median(elapsed(captured.replay) for _ in range(_TIMED_REPLAYS))
+    def seconds(self, captured: Captured, prepare: Callable[[], None]) -> float:
+        found = []
+        for _ in range(_TIMED_REPLAYS):
+            prepare()
+            found.append(elapsed(captured.replay))
+        return statistics.median(found)
 
     def borrowed(self, output: Tensor) -> Tensor:
         assert output.is_contiguous()

@@ -223,8 +223,10 @@ class Again:
     def borrowed(self, output: torch.Tensor) -> torch.Tensor:
         return output
 
-    def seconds(self, captured: Captured) -> float:
-        captured.replay()
+    def seconds(self, captured: Captured, prepare: Callable[[], None]) -> float:
+        for _ in range(3):
+            prepare()
+            captured.replay()
         return 0.0
 
     ways = (nullcontext, nullcontext)
