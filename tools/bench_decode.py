@@ -12,27 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
-import platform
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulerOptions
 from engine.errors import EngineError
-from engine.model_files.resolve import resolve
-from engine.model_files.types import ModelFiles
-from scheduler_proc.settle import settle
 from tools.decode_bench.driver import Driver
+from tools.decode_bench.engine import add_engine_options, configure, find_model, machine, memory, show_log, start
 from tools.decode_bench.measure import REPEATS, DecodeRow, PrefillRow, measure_decode, measure_prefill, prompts_of
 from tools.decode_bench.profile import ROOM, record_steps
-from tools.decode_bench.shapes import SHAPES, dummy_model, shaped_model
 from tools.decode_bench.timeline import timeline
 from tools.decode_bench.trace import Gaps, describe, gaps_of, read_trace
 
@@ -43,21 +34,11 @@ PARTS = ("plan", "launch", "collect", "send")
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--shape", choices=SHAPES, default="tiny", help="made-up weights; default: %(default)s")
-    which.add_argument("--model", help="a real model, or a directory with only a config.json")
+    add_engine_options(parser)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32, 128, 256], help="default: %(default)s")
     parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt; default: %(default)s")
     parser.add_argument("--steps", type=int, default=128, help="decode steps; default: %(default)s")
     parser.add_argument("--prefill", type=int, nargs="*", default=[], help="lengths of prompts to time")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "delayed", "null"], default="auto")
-    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--overlap-depth", type=int, choices=[0, 1, 2], help="default: the device's own")
-    parser.add_argument("--disable-cuda-graph", action="store_true")
-    parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--page-size", type=int, help="default: the device's own")
-    parser.add_argument("--chunked-prefill-size", type=int, help="default: the device's own")
-    parser.add_argument("--cpu-threads", type=int)
     parser.add_argument("--bandwidth", type=float, help="GB/s of the floor; on CUDA 4235, elsewhere there is none")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace (.json, .json.gz) of the first batch's steps")
     parser.add_argument("--gaps", action="store_true", help="print what the trace says of the device's idle time")
@@ -66,60 +47,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def find_model(options: argparse.Namespace, folder: Path) -> ModelFiles:
-    """Raises EngineError if --model cannot be had."""
-    if options.model is None:
-        return shaped_model(options.shape, folder)
-    path = Path(options.model)
-    if (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
-        return dummy_model(path.name, path)
-    return resolve(options.model)
-
-
-def configure(options: argparse.Namespace) -> EngineConfig:
-    """With a pool for twice what the largest batch holds, and for all prompts. Raises ConfigError."""
+def pool_tokens(options: argparse.Namespace) -> int:
+    """Twice what the largest batch holds, and all prompts."""
     rows, page = max(options.batch, default=1), options.page_size or 64
     answer = max(options.steps, ROOM) + 2 * page
-    num_tokens = rows * (options.context + 3 * answer) + (REPEATS + 2) * (sum(options.prefill) + page)
-    return settle(
-        EngineConfig(
-            model=ModelOptions(dtype=options.dtype),
-            scheduler=SchedulerOptions(
-                device=options.device,
-                max_running_requests=rows,
-                max_total_tokens=num_tokens,
-                page_size=options.page_size,
-                chunked_prefill_size=options.chunked_prefill_size,
-                overlap_depth=options.overlap_depth,
-                disable_cuda_graph=options.disable_cuda_graph,
-                deterministic=options.deterministic,
-            ),
-            process=ProcessOptions(cpu_threads=options.cpu_threads),
-        )
-    )
-
-
-def start(config: EngineConfig, model: ModelFiles, folder: Path, prompt_len: int) -> tuple[Driver, dict[str, float]]:
-    """A driver that has answered once, and the seconds of each part of that."""
-    driver = Driver(config, model, folder)
-    begin = time.perf_counter()
-    driver.seconds(prompts_of(1, min(prompt_len, 64), seed=1), 4)
-    return driver, {"build": driver.build_s, **driver.stages, "first_request": time.perf_counter() - begin}
-
-
-def memory() -> dict[str, float]:
-    """GB of the CUDA device by torch's count, and in all; empty without one."""
-    if not torch.cuda.is_available():
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    found = {
-        "allocated": torch.cuda.memory_allocated(),
-        "most_allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.memory_reserved(),
-        "used": total - free,
-        "total": total,
-    }
-    return {name: size / 1e9 for name, size in found.items()}
+    return rows * (options.context + 3 * answer) + (REPEATS + 2) * (sum(options.prefill) + page)
 
 
 def print_decode(row: DecodeRow) -> None:
@@ -151,9 +83,9 @@ def trace(options: argparse.Namespace, driver: Driver, prompts: list[np.ndarray]
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All that was asked for, printed as it comes. Raises EngineError where the engine cannot start."""
-    model, config = find_model(options, folder), configure(options)
-    driver, seconds = start(config, model, folder, options.context)
-    print("start: " + ", ".join(f"{name} {taken:.2f} s" for name, taken in seconds.items()), flush=True)
+    model = find_model(options, folder)
+    config = configure(options, max(options.batch, default=1), pool_tokens(options))
+    driver, seconds = start(config, model, folder)
     bandwidth = options.bandwidth or (H200_GB_PER_S if config.device == "cuda" else None)
     prompts = prompts_of(max(options.batch, default=0), options.context, seed=0)
     decode: list[DecodeRow] = []
@@ -185,20 +117,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "prefill": [asdict(row) for row in prefill],
         "gaps": None if gaps is None else asdict(gaps),
         "memory_gb": used,
-        "machine": {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-        },
+        "machine": machine(),
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    shown = logging.StreamHandler()
-    # Of the handler, not of the loggers: the driver listens to how long the parts of a start take.
-    shown.setLevel(os.environ.get("LOG_LEVEL", "WARNING").upper())
-    logging.basicConfig(handlers=[shown])
+    show_log()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
             figures = measure(options, Path(folder))

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.ipc.board import Board, Heartbeat
-from engine.ipc.messages import Stamps, StepOutput, TokenizedRequest, ToScheduler, pack_i32
+from engine.ipc.messages import FlushCall, Stamps, StepOutput, TokenizedRequest, ToScheduler, pack_i32
 from engine.model_files.types import ModelFiles
 from engine.sampling import SamplingParams
 from scheduler_proc.build import build
@@ -128,12 +128,13 @@ class Driver:
         gc.collect()
         gc.freeze()
 
-    def ask(self, prompts: Sequence[np.ndarray], max_tokens: int) -> None:
-        """Greedy requests (int32 ids each) of just so many tokens; they run as the loop is turned."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=1)
+    def ask(self, prompts: Sequence[np.ndarray], max_tokens: int | Sequence[int]) -> None:
+        """Greedy requests (int32 ids each) of just so many tokens, all or each; they run as the loop is turned."""
+        counts = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         messages = []
-        for prompt in prompts:
+        for prompt, count in zip(prompts, counts, strict=True):
             self._number += 1
+            sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, seed=1)
             messages.append(TokenizedRequest(self._number, 0, 0, "", pack_i32(prompt), sampling, True, b"", Stamps()))
         self._inbox.put(messages)
 
@@ -144,12 +145,17 @@ class Driver:
         while not scheduler.idle:
             turn()
 
-    def seconds(self, prompts: Sequence[np.ndarray], max_tokens: int) -> float:
+    def seconds(self, prompts: Sequence[np.ndarray], max_tokens: int | Sequence[int]) -> float:
         """From the call to the last token of the last request."""
         begin = time.perf_counter()
         self.ask(prompts, max_tokens)
         self.finish()
         return time.perf_counter() - begin
+
+    def flush(self) -> None:
+        """Drop every cached prefix; there must be a cache. Nothing may run."""
+        self._inbox.put([FlushCall(0, 0)])
+        self.finish()
 
     def close(self) -> None:
         """Let go of the device."""

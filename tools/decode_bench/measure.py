@@ -49,7 +49,7 @@ class PrefillRow:
     tokens_per_s: float
 
 
-def prompts_of(count: int, length: int, seed: int) -> list[np.ndarray]:
+def prompts_of(count: int, length: int, seed: int | list[int]) -> list[np.ndarray]:
     """int32 ids of `count` prompts."""
     rng = np.random.default_rng(seed)
     return list(rng.integers(0, PROMPT_IDS, (count, length)).astype(np.int32))
