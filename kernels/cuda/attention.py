@@ -29,6 +29,11 @@ MIN_SAVED = 4096
 
 MAX_HEAD_DIM = 256
 
+LEAST_SHARED_BYTES = 99 * 1024
+"""Shared memory that a program may have on every device from compute capability 8.0 on."""
+LARGE_HEADS_BYTES = 160 * 1024
+"""What the usual tiles for heads of more than 128 elements need, rounded up."""
+
 _LOG2E = 1.4426950408889634
 # Splits are cut finer than fills the device only up to so many programs a multiprocessor: most of them find no work.
 _MAX_PROGRAMS = 4
@@ -91,12 +96,11 @@ class PagedAttention:
         self._min_saved = min_saved
         # What a graph reads must live as long as it may be replayed.
         self._plans_of_graphs: dict[int, Plan] = {}
-        device = context.device
-        self._multiprocessors = (
-            torch.cuda.get_device_properties(device).multi_processor_count
-            if device.type == "cuda"
-            else _SOME_MULTIPROCESSORS
-        )
+        self._multiprocessors, self._shared_bytes = _SOME_MULTIPROCESSORS, LEAST_SHARED_BYTES
+        if context.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(context.device)
+            self._multiprocessors = properties.multi_processor_count
+            self._shared_bytes = properties.shared_memory_per_block_optin
 
     def __call__(
         self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None = None
@@ -175,8 +179,14 @@ class PagedAttention:
         if launch.kind == DECODE:
             return "decode_attention", decode_configs(head_dim, itemsize)
         if launch.kind == DRAFT:
-            return "draft_attention", draft_configs(head_dim, itemsize)
-        return "prefill_attention", prefill_configs(head_dim, itemsize)
+            return "draft_attention", self._fitting(draft_configs(head_dim, itemsize), head_dim)
+        return "prefill_attention", self._fitting(prefill_configs(head_dim, itemsize), head_dim)
+
+    def _fitting(self, configs: dict[str, TileConfig], head_dim: int) -> dict[str, TileConfig]:
+        """Those for large heads need more shared memory than other devices than Hopper have, but for the frugal one."""
+        if head_dim <= 128 or self._shared_bytes >= LARGE_HEADS_BYTES:
+            return configs
+        return {name: config for name, config in configs.items() if name == "frugal"} or configs
 
     def _make_variant(self, call: _Call, launch: Launch, config: TileConfig) -> _Variant:
         want, splits = self._num_splits(launch, config, call.kv.shape[3], call.spec.window)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from kernels.cuda.attention import PagedAttention
 from kernels.cuda.attention_config import TileConfig, fixed_config
 from kernels.cuda.attention_plan import Launch, fixed_lanes
 from kernels.cuda.context import Context
-
-_LEAST_SHARED_BYTES = 99 * 1024
 
 
 class FixedAttention(PagedAttention):
@@ -22,10 +18,6 @@ class FixedAttention(PagedAttention):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, splits=1, min_saved=None)
-        device = context.device
-        self._shared_bytes = _LEAST_SHARED_BYTES
-        if device.type == "cuda":
-            self._shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
     def _lanes_of_kind(self, group: int, is_float32: bool) -> tuple[int, ...]:
         return fixed_lanes(group, is_float32)

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from kernels.attention import AttentionBatch, SharedPrefix
+from kernels.cuda.attention import PagedAttention
 from kernels.cuda.attention_kernel import REST, SHARED, WHOLE
 from kernels.cuda.attention_plan import DECODE, DRAFT, PREFILL, Launch, fixed_lanes, make_plan, tile_lanes
+from kernels.cuda.context import make_context
+from kernels.cuda.tuning import Tuner
 
 LANES = tile_lanes(4, False)
 
@@ -89,3 +92,13 @@ def test_little_shared_is_left() -> None:
     for least, shares in ((128, True), (129, False), (None, False)):
         plan = make_plan(batch, 4, LANES, least)
         assert plan is not None and plan.shares == shares
+
+
+@pytest.mark.parametrize(("shared_bytes", "first"), [(99 * 1024, "frugal"), (227 * 1024, "even")])
+def test_what_does_not_fit_a_device_is_not_the_default(shared_bytes: int, first: str, device: torch.device) -> None:
+    attention = PagedAttention(make_context(device, Tuner(device, None)))
+    attention._shared_bytes = shared_bytes
+    for kind in (DRAFT, PREFILL):
+        launch = Launch(kind, 64, WHOLE, 1, 8, 8, None)
+        assert next(iter(attention._candidates(launch, 256, 2)[1])) == first
+        assert next(iter(attention._candidates(launch, 128, 2)[1])) == "even"
