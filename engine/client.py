@@ -174,14 +174,18 @@ class EngineClient:
         if self._heartbeat is not None:
             self._heartbeat.state(State.STOPPED)
 
-    def mark_down(self, front: int) -> None:
-        """Say on the board, for a front that can no longer say it, that it is not up."""
+    def mark(self, front: int, state: State) -> None:
+        """Say on the board, for a front that can no longer say it, how it stands."""
         if self._board is not None:
-            self._board.mark_starting(front)
+            self._board.mark(front, state)
 
     def is_silent(self, front: int, limit_s: float) -> bool:
-        """Whether a front's line on the board is older than `limit_s`."""
-        return self._board is not None and self._board.read(front).age_s > limit_s
+        """Whether a front's line on the board is older than `limit_s`, or there is none."""
+        return self._board is None or self._board.read(front).age_s > limit_s
+
+    def work_of(self, front: int) -> int:
+        """How many requests a front has open, as its line on the board says."""
+        return 0 if self._board is None else self._board.read(front).work
 
     def _beat(self) -> None:
         assert self._heartbeat is not None

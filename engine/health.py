@@ -14,7 +14,7 @@ OTHERS_SILENCE_S = 30.0
 
 
 class Health(msgspec.Struct):
-    """`reason` is empty when ok."""
+    """When ok, `reason` names at most what the server goes on without."""
 
     ok: bool
     state: str
@@ -26,6 +26,7 @@ def health_report(state: str, reason: str, layout: Layout | None, board: Board |
     """The health of a server in `state`; `layout` and `board` are those of the present start, if there is one."""
     processes: list[dict[str, object]] = []
     problems = []
+    losses = []
     if board is not None and layout is not None:
         for index, name in enumerate(layout.processes):
             is_front = name.startswith("front")
@@ -36,6 +37,8 @@ def health_report(state: str, reason: str, layout: Layout | None, board: Board |
             limit = SCHEDULER_SILENCE_S if name.startswith("scheduler") else OTHERS_SILENCE_S
             if up and age > limit:
                 problems.append(f"{name} has been silent for {age:.1f} s")
+            elif line.state is State.GIVEN_UP:
+                losses.append(f"{name} died too often and is not started again")
             elif is_front and not up:
                 problems.append(f"{name} is being started")
             processes.append(
@@ -47,5 +50,5 @@ def health_report(state: str, reason: str, layout: Layout | None, board: Board |
                     "at_work": line.work,
                 }
             )
-    reason = "; ".join(problems) if state == "ready" else reason
+    reason = "; ".join(problems + losses) if state == "ready" else reason
     return Health(state == "ready" and not problems, state, reason, processes)

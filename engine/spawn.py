@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 
@@ -14,6 +15,25 @@ from engine.ipc.child import CHILD_SIGNALS
 _CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "4000", "TOKENIZERS_PARALLELISM": "true"}
 """Unless the user says otherwise. The spin count is how long an idle OpenMP thread burns its core before it sleeps: the
 library's default starves the other processes of the same cores (docs/decisions.md has the figures)."""
+
+
+MAX_RESTARTS = 5
+"""Restarts within RESTART_WINDOW_S that something may have."""
+RESTART_WINDOW_S = 300.0
+
+
+class RestartBudget:
+    """Counts how often something was started again."""
+
+    def __init__(self) -> None:
+        self._at_s: list[float] = []
+
+    def take(self) -> int:
+        """Count a restart; its number among those of the last RESTART_WINDOW_S, or 0 if these are too many."""
+        now_s = time.monotonic()
+        self._at_s = [at_s for at_s in self._at_s if now_s - at_s < RESTART_WINDOW_S] + [now_s]
+        number = len(self._at_s)
+        return number if number <= MAX_RESTARTS else 0
 
 
 def spawn(module: str, config: msgspec.Struct, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:

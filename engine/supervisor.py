@@ -20,16 +20,14 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, ProcessDiedError, StartupError
 from engine.ipc.child import ChildConfig, Layout
 from engine.model_files.types import ModelFiles
-from engine.spawn import how_it_ended, spawn
+from engine.sharing import check_shares
+from engine.spawn import MAX_RESTARTS, RESTART_WINDOW_S, RestartBudget, how_it_ended, spawn
 from engine.workers import Worker, Workers
 
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 """Seconds a child may take to end after SIGTERM before SIGKILL."""
-MAX_RESTARTS = 5
-"""Restarts within RESTART_WINDOW_S after which the supervisor gives up."""
-RESTART_WINDOW_S = 300.0
 _LOCK = "lock"
 _MAX_SOCKET_PATH = 100
 """A Unix socket path may hold 107 bytes; the names in the run directory take the rest."""
@@ -51,23 +49,17 @@ class Supervisor:
         self._died: asyncio.Future[ProcessDiedError] | None = None
         self._run_dir: RunDir | None = None
         self._layout: Layout | None = None
-        self._restarts: list[float] = []
+        self._budget = RestartBudget()
         self._restarting: asyncio.Task[None] | None = None
-        self._worker_starts: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def start(self) -> None:
         """Bring everything up, warm-up included. Raises EngineError (with an exit code) if something does not."""
+        check_shares(self.model.config, self.config.process.tp_size)
         try:
             await self._start_group()
         except OSError as error:
             raise StartupError(f"the processes cannot be started: {error}") from error
-        await self._become_ready()
-
-    async def _become_ready(self) -> None:
-        # Whoever hears from one front that the server is ready must find every front so.
-        await self.workers.tell_ready()
-        self.client.set_state("ready")
 
     async def _start_group(self) -> None:
         begin = time.monotonic()
@@ -87,13 +79,17 @@ class Supervisor:
         for name in layout.processes:
             if not name.startswith("front"):
                 self._spawn(self._child_config(name, layout))
-        await self.workers.start_missing()
+        if self.client.state == "starting":
+            await self.workers.start()
         await self._until_ready(layout, begin + self.config.process.start_timeout)
         log.info("event=processes_ready seconds=%.1f", time.monotonic() - begin)
         if not self.config.http.skip_server_warmup:
             begin = time.monotonic()
             await self._or_death(self.client.warm_up(), self.config.process.start_timeout, "warm-up")
             log.info("event=warm seconds=%.1f", time.monotonic() - begin)
+        # Whoever hears from one front that the server is ready must find every front so.
+        await self._or_death(self.workers.tell_ready(), self.config.process.start_timeout, "the start of HTTP workers")
+        self.client.set_state("ready")
 
     def _child_config(self, name: str, layout: Layout) -> ChildConfig:
         return ChildConfig(name, os.getpid(), layout, self.config.without_secrets(), self.model)
@@ -107,7 +103,9 @@ class Supervisor:
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit, child.name)
 
     async def _until_ready(self, layout: Layout, deadline: float) -> None:
-        expected = {name for name in layout.processes if name != "front 0"}
+        # A restart waits for no worker: one that hangs holds back nobody but its own clients.
+        with_workers = self.client.state == "starting"
+        expected = {name for name in layout.processes if with_workers or not name.startswith("front")} - {"front 0"}
         while expected - self.client.ready.keys():
             if self.client.fatal is not None:
                 raise self.client.fatal
@@ -140,7 +138,7 @@ class Supervisor:
         if self._stopping:
             return
         how = how_it_ended(status)
-        error = ProcessDiedError(f"The {name.split()[0]} process {how}.")
+        error = ProcessDiedError(f"The process {name} {how}.")
         if 0 < status < 128 and self.client.state == "starting":
             error = self._own_words(name, error)
             error.exit_code = status
@@ -169,19 +167,7 @@ class Supervisor:
             if self.client.state in ("ready", "draining"):
                 self._lost(error)
         elif self.client.state in ("ready", "restarting"):
-            if self._may_restart():
-                task = asyncio.get_running_loop().create_task(self._start_workers(error))
-                self._worker_starts.add(task)
-                task.add_done_callback(self._worker_starts.discard)
-            else:
-                self._give_up(error)
-
-    async def _start_workers(self, error: ProcessDiedError) -> None:
-        try:
-            await self.workers.start_missing()
-        except OSError as failure:
-            log.error("event=restart_failed error=%s", failure)
-            self._give_up(error)
+            self.workers.start_again(worker)
 
     def _lost(self, error: ProcessDiedError) -> None:
         """A process died while the group served: fail what runs, then exit or restart."""
@@ -193,16 +179,6 @@ class Supervisor:
         elif not self.failed.done():
             self.failed.set_result(error)
 
-    def _may_restart(self) -> bool:
-        """Count a restart; False if there were too many."""
-        now = time.monotonic()
-        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
-        if len(self._restarts) > MAX_RESTARTS:
-            log.error("event=restart_given_up restarts=%d window_s=%d", MAX_RESTARTS, RESTART_WINDOW_S)
-            return False
-        log.warning("event=restart number=%d", len(self._restarts))
-        return True
-
     def _give_up(self, error: ProcessDiedError) -> None:
         self.client.set_state("failed", error.message)
         self.client.fail_all(error)
@@ -210,10 +186,13 @@ class Supervisor:
             self.failed.set_result(error)
 
     async def _restart(self, error: ProcessDiedError) -> None:
-        while True:
-            if not self._may_restart():
+        while self.client.state == "restarting":
+            number = self._budget.take()
+            if number == 0:
+                log.error("event=restart_given_up restarts=%d window_s=%d", MAX_RESTARTS, RESTART_WINDOW_S)
                 self._give_up(error)
                 return
+            log.warning("event=restart number=%d", number)
             try:
                 await self._end_group(signal.SIGKILL)
                 await self._start_group()
@@ -221,8 +200,6 @@ class Supervisor:
                 log.error("event=restart_failed error=%s", failure, exc_info=not isinstance(failure, EngineError))
                 await asyncio.sleep(1.0)
             else:
-                if self.client.state == "restarting":
-                    await self._become_ready()
                 return
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -243,6 +220,16 @@ class Supervisor:
 
     async def _end_group(self, how: signal.Signals) -> None:
         stopping, self._stopping = self._stopping, True
+        try:
+            await self._end_children(how)
+            self.client.detach()
+        finally:
+            if self._run_dir is not None:
+                self._run_dir.remove()
+                self._run_dir = None
+            self._stopping = stopping
+
+    async def _end_children(self, how: signal.Signals) -> None:
         for process in self._children.values():
             if process.poll() is None:
                 process.send_signal(how)
@@ -262,11 +249,6 @@ class Supervisor:
             os.close(pidfd)
         self._children.clear()
         self._pidfds.clear()
-        self.client.detach()
-        if self._run_dir is not None:
-            self._run_dir.remove()
-            self._run_dir = None
-        self._stopping = stopping
 
 
 class RunDir:
@@ -282,14 +264,36 @@ class RunDir:
             raise StartupError(f"{base} is too long for Unix sockets; set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
         for old in base.glob(f"{prefix}*"):
             _sweep(old)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        # The lock, not a pid, says that the owner lives: pids mean nothing to another container.
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock = None
+        while lock is None:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            try:
+                lock = _lock(self.path)
+            except OSError:
+                # Without a lock file nobody would ever sweep it.
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
+        self._lock = lock
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _lock(new: Path) -> int | None:
+    """Lock a new run directory; the lock's descriptor, or None if another start has swept the directory meanwhile.
+
+    The lock, not a pid, says that the owner lives: pids mean nothing to another container.
+    """
+    fd = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(new / _LOCK)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    return None
 
 
 def _sweep(old: Path) -> None:

@@ -35,6 +35,7 @@ from engine.workers import Workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: EngineConfig) -> int:
@@ -86,6 +87,13 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     return await future
 
 
+def ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Let no further SIGTERM or SIGINT, which the loop's handlers end with, turn a clean end into a death by signal."""
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
 class _Server:
     def __init__(self, config: EngineConfig, listener: socket.socket) -> None:
         self._config = config
@@ -97,7 +105,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        for sig in (signal.SIGTERM, signal.SIGINT):
+        for sig in STOP_SIGNALS:
             loop.add_signal_handler(sig, self._on_signal, sig)
         client = EngineClient(self._config)
         workers = Workers(client)
@@ -123,6 +131,7 @@ class _Server:
                 acceptor.stop()
             await asyncio.gather(runner.cleanup(), workers.end())
             client.close()
+            ignore_signals(loop)
 
     async def _serve_model(self, client: EngineClient, workers: Workers, url: str) -> int:
         model = await self._unless_stopped(in_daemon_thread(self._resolve))

@@ -21,6 +21,8 @@ class State(IntEnum):
     STARTING = 0
     READY = 1
     STOPPED = 2
+    GIVEN_UP = 3
+    """Died too often: it is not started again."""
 
 
 class Line(NamedTuple):
@@ -61,9 +63,9 @@ class Board:
         pid, state, time_ns, step, work = self.cells[index].tolist()
         return Line(pid, State(state), time_ns, step, work)
 
-    def mark_starting(self, index: int) -> None:
-        """Correct the line of a process that died and is to be started again."""
-        self.cells[index, 1] = State.STARTING
+    def mark(self, index: int, state: State) -> None:
+        """Correct the line of a process that died and can no longer write it."""
+        self.cells[index, 1] = state
 
 
 class Heartbeat:

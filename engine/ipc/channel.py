@@ -33,19 +33,33 @@ class Channel(asyncio.Protocol, Generic[T]):
         self._counter = 0
 
     async def connect(self, end: socket.socket) -> None:
-        """Take over this end of the pair."""
+        """Take over this end of the pair; one that is cancelled closes it."""
         end.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
+        connecting = asyncio.ensure_future(asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end))
+        try:
+            # Cancelled half-way, the event loop and the socket object would both close the descriptor.
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(self._abort)
+            raise
+
+    def _abort(self, connecting: asyncio.Future[Any]) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; into nothing if the peer is gone."""
-        if self._transport is not None:
+        """Queue a message; into nothing if the peer is gone or this end is closed."""
+        if self._transport is not None and self._is_open:
             data = self._encoder.encode(message)
             self._transport.write(len(data).to_bytes(_HEADER_BYTES, "big") + data)
 
     async def call(self, message: Callable[[int], msgspec.Struct], timeout_s: float = CALL_TIMEOUT_S) -> Answer:
         """Send a call with a number of its own and wait for its answer. Raises UnavailableError if none comes."""
-        if self._transport is None:
+        if not self._is_open:
             raise _no_answer()
         self._counter += 1
         number = self._counter

@@ -13,7 +13,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import ErrorInfo
 from engine.ipc.child import Layout
-from engine.ipc.messages import Hello, Ready
+from engine.ipc.messages import Hello
 from engine.model_files.types import ModelFiles
 
 Sample: TypeAlias = tuple[str, dict[str, str], float]
@@ -38,11 +38,15 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True):
-    """Main -> worker: the processes of a new start. Answered with Ready, whose facts name the run directory."""
+    """Main -> worker: the processes of a new start, and the server's state. Answered with Answer once it has both."""
 
+    call: int
     model: ModelFiles
     layout: Layout
     hello: Hello
+    state: str
+    reason: str
+    facts: Facts
 
 
 class Detach(msgspec.Struct, tag="detach", array_like=True):
@@ -97,6 +101,12 @@ class InFlight(msgspec.Struct, tag="in_flight", array_like=True):
     count: int
 
 
+class Full(msgspec.Struct, tag="full", array_like=True):
+    """Worker -> main: whether it has too few descriptors left for new connections; sent at every change."""
+
+    full: bool
+
+
 class Answer(msgspec.Struct, tag="answer", array_like=True):
     """Either -> either: the answer to a call."""
 
@@ -107,4 +117,4 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
 
 
 ToWorker: TypeAlias = Attach | Detach | StateChange | FailAll | End | AbortCall | SamplesCall | Answer
-FromWorker: TypeAlias = Ready | InFlight | AbortCall | MetricsCall | Answer
+FromWorker: TypeAlias = InFlight | Full | AbortCall | MetricsCall | Answer

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import resource
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from engine.workers import Workers
+    from engine.workers import Worker, Workers
 
 log = logging.getLogger("engine.server")
 
@@ -22,6 +25,31 @@ PORTION = 64
 """Most connections taken in one turn of the event loop."""
 PAUSE_S = 1.0
 """Rest after an accept for which the process or the machine had no descriptor or memory left."""
+LOOK_EVERY_S = 0.25
+"""Between two looks of a full worker at whether descriptors have become free."""
+RESERVE = 64
+"""Descriptors that are kept from connections where the limit allows: for processes that are started, sockets, files."""
+
+
+def descriptors_left(held: socket.socket) -> int:
+    """About how many more descriptors this process may open; 0 is exact. `held` is any socket of its own.
+
+    The kernel gives out the lowest number that is free, so all below it are taken. Where some above it are taken too,
+    there are fewer left; but the highest number is reached only once all are taken.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        lowest = os.dup(held.fileno())
+    except OSError:
+        return 0
+    os.close(lowest)
+    return limit - lowest
+
+
+def has_room(held: socket.socket) -> bool:
+    """Whether this process may take connections without touching its reserve of descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return descriptors_left(held) > min(RESERVE, limit // 8)
 
 
 class Adopter:
@@ -64,6 +92,10 @@ class Acceptor:
 
     def _on_readable(self) -> None:
         for _ in range(PORTION):
+            takers, room = self._workers.takers(), has_room(self._listener)
+            if not takers and not room:
+                self._rest("too few descriptors left")
+                return
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -71,41 +103,59 @@ class Acceptor:
             except ConnectionError:
                 continue
             except OSError as error:
-                log.error("event=accept_failed error=%s", error)
-                self.stop()
-                self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self.start)
+                self._rest(error)
                 return
-            self._deal(connection)
+            self._deal(connection, takers, room)
 
-    def _deal(self, connection: socket.socket) -> None:
-        takers = self._workers.takers()
-        while True:
+    def _rest(self, reason: OSError | str) -> None:
+        log.error("event=accept_failed error=%s", reason)
+        self.stop()
+        self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self.start)
+
+    def _deal(self, connection: socket.socket, takers: list[Worker], room: bool) -> None:
+        """Give a connection to whose turn it is: one of `takers`, or this process if it has `room`."""
+        for _ in range(len(takers) + 1):
             self._turn = (self._turn + 1) % (len(takers) + 1)
             if self._turn == 0:
-                self._adopter.adopt(connection)
-                return
-            if takers[self._turn - 1].hand_over(connection):
+                if room:
+                    break
+            elif takers[self._turn - 1].hand_over(connection):
                 connection.close()
                 return
+        # Also when nobody has room: it is accepted already.
+        self._adopter.adopt(connection)
 
 
 class Receiver:
     """A worker's end: takes over what the main process has accepted."""
 
-    def __init__(self, connections: socket.socket, server: web.Server) -> None:
+    def __init__(self, connections: socket.socket, server: web.Server, on_full: Callable[[bool], None]) -> None:
+        """`on_full` is told when there are too few descriptors left for more connections, and when there are enough."""
         self._connections = connections
         self._adopter = Adopter(server)
+        self._on_full = on_full
+        self._look: asyncio.TimerHandle | None = None
+        """While full: the next look at whether it still is."""
         connections.setblocking(False)
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._connections, self._on_readable)
 
     def stop(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         asyncio.get_running_loop().remove_reader(self._connections)
         self._connections.close()
 
     def _on_readable(self) -> None:
         for _ in range(PORTION):
+            if self._look is None and not has_room(self._connections):
+                self._on_full(True)
+                self._look_later()
+            if not descriptors_left(self._connections):
+                # What was read now would be lost. It waits in the socket.
+                asyncio.get_running_loop().remove_reader(self._connections)
+                return
             try:
                 data, fds, _, _ = socket.recv_fds(self._connections, 1, 1)
             except (BlockingIOError, InterruptedError):
@@ -117,3 +167,14 @@ class Receiver:
                 log.error("event=connection_lost reason='no descriptor left'")
             for fd in fds:
                 self._adopter.adopt(socket.socket(fileno=fd))
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self.start()
+        if has_room(self._connections):
+            self._look = None
+            self._on_full(False)
+        else:
+            self._look_later()

@@ -25,13 +25,13 @@ from engine.ipc.control import (
     Detach,
     End,
     FailAll,
+    Full,
     InFlight,
     SamplesCall,
     StateChange,
     ToWorker,
     WorkerConfig,
 )
-from engine.ipc.messages import Ready
 from engine.server.app import create_app
 from engine.server.connections import Receiver
 from engine.server.fronts import WorkerFront
@@ -59,11 +59,12 @@ class _Worker:
         app[FRONTS] = WorkerFront(self._main)
         self._metrics = app[METRICS]
         runner, server = await set_up(app)
-        receiver = Receiver(socket.socket(fileno=self._config.connections_fd), server)
-        receiver.start()
+        connections = socket.socket(fileno=self._config.connections_fd)
+        receiver = Receiver(connections, server, lambda full: self._main.send(Full(full)))
         gc.collect()
         gc.freeze()
         await self._main.connect(socket.socket(fileno=self._config.control_fd))
+        receiver.start()
         await self._ended.wait()
         receiver.stop()
         if self._counting is not None:
@@ -96,12 +97,12 @@ class _Worker:
         try:
             self._client.attach(message.model, layout, layout.board(), message.hello)
         except (OSError, EngineError) as error:
-            # The start may be over already; if it is not, the main process misses our answer and says so.
+            # The start may be over already; if it is not, the main process misses our answer and ends this process.
             log.warning("event=attach_failed error=%s", error)
             return
-        self._main.send(Ready(message.hello.sender, {"run_dir": layout.run_dir}))
+        self._set_state(message)
 
-    def _set_state(self, message: StateChange) -> None:
+    def _set_state(self, message: Attach | StateChange) -> None:
         self._client.ready = message.facts
         self._client.set_state(msgspec.convert(message.state, ClientState), message.reason)
         if message.state == "draining" and self._counting is None:

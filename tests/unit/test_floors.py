@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("engine", "tokenizer_proc", "scheduler_proc", "detokenizer_proc", "kernels")
 
 SHARED = frozenset(
-    f"engine.{name}" for name in ("ipc", "config", "sampling", "errors", "model_files", "tokenizer", "sd_notify")
+    f"engine.{name}"
+    for name in ("ipc", "config", "sampling", "errors", "model_files", "sharing", "tokenizer", "sd_notify")
 )
 PROCESSES = frozenset({"tokenizer_proc", "scheduler_proc", "detokenizer_proc"})
 FACES = frozenset(f"engine.{name}" for name in ("server", "api", "lang", "grpc", "router", "bench"))
@@ -115,6 +116,8 @@ def test_what_no_module_imports(name: str) -> None:
         ("import engine.model_files", {"torch", "transformers"}),
         ("import engine.tokenizer", {"torch", "transformers"}),
         ("import engine.server.app", {"torch", "transformers"}),
+        ("import engine.bench.command", {"torch", "transformers"}),
+        ("import engine.bench.worker", {"torch", "transformers"}),
     ],
 )
 def test_light_imports(statement: str, heavy: set[str]) -> None:

@@ -137,7 +137,7 @@ def test_health_names_every_front_where_there_are_several(tmp_path: Path) -> Non
     report = health_report("ready", "", layout, board)
     assert report.ok
     assert [process["name"] for process in report.processes] == list(layout.processes)
-    board.mark_starting(1)
+    board.mark(1, State.STARTING)
     report = health_report("ready", "", layout, board)
     assert (report.ok, report.reason) == (False, "front 1 is being started")
     assert [process["up"] for process in report.processes[:2]] == [True, False]

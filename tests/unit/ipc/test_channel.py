@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+import uvloop
 
 from engine.errors import UnavailableError
 from engine.ipc.channel import Channel
@@ -83,3 +84,29 @@ async def test_the_end_of_a_peer_is_heard_and_ends_its_calls() -> None:
     with pytest.raises(UnavailableError):
         await ends.worker.call(MetricsCall)
     ends.worker.send(InFlight(1))
+
+
+async def _cancelled_connect() -> None:
+    ours, theirs = socket.socketpair()
+    channel: Channel[FromWorker] = Channel(FromWorker, lambda message: None, lambda: None)
+    connecting = asyncio.ensure_future(channel.connect(ours))
+    while channel._transport is None:
+        await asyncio.sleep(0)
+    assert not connecting.done()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await asyncio.sleep(0.01)
+    channel.send(End())
+    with pytest.raises(UnavailableError):
+        await channel.call(MetricsCall)
+    channel.close()
+    theirs.setblocking(False)
+    assert theirs.recv(1) == b""
+    theirs.close()
+    assert ours.fileno() == -1
+
+
+def test_a_connect_that_is_cancelled_closes_its_end() -> None:
+    # The server's event loop: the standard one leaves nothing half-way.
+    uvloop.run(_cancelled_connect())

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
 
 from engine.config import Device, EngineConfig, ProcessOptions, SchedulerOptions
 from engine.errors import ConfigError
-from scheduler_proc.models.spec import DecoderSpec
-from scheduler_proc.parallel.fit import check_model, check_options
-from tests.support.tiny_models import write_tiny_model
-from tests.unit.models.paging import spec_in
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> DecoderSpec:
-    options = {"num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 144}
-    return spec_in(write_tiny_model(tmp_path, tokenizer=False, **options))
+from scheduler_proc.parallel.fit import check_options
 
 
 def _config(device: Device, size: int) -> EngineConfig:
     return EngineConfig(scheduler=SchedulerOptions(device=device), process=ProcessOptions(tp_size=size))
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 12])
-def test_shares_that_can_be_cut(spec: DecoderSpec, size: int) -> None:
-    check_model(spec, size)
-
-
-@pytest.mark.parametrize("size", [3, 5, 6, 8, 24])
-def test_shares_that_cannot_be_cut(spec: DecoderSpec, size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"--tp-size {size} .*12 heads.*allowed for this model: 1, 2, 4, 12\."):
-        check_model(spec, size)
-
-
-def test_an_mlp_that_cannot_be_cut(spec: DecoderSpec) -> None:
-    with pytest.raises(ConfigError, match=r"MLP of 146; allowed for this model: 1, 2\."):
-        check_model(replace(spec, intermediate_size=146), 4)
 
 
 @pytest.mark.parametrize("device", ["null", "delayed"])

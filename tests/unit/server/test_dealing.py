@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
 import pytest
@@ -23,6 +26,8 @@ class FakeWorker:
         self.here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.here.setblocking(False)
         self.full = False
+        self.heard: list[bool] = []
+        """What it has said of whether it is full."""
 
     def hand_over(self, connection: socket.socket) -> bool:
         if not self.full:
@@ -35,7 +40,7 @@ class FakeWorkers:
         self.all = [FakeWorker(), FakeWorker()]
 
     def takers(self) -> list[FakeWorker]:
-        return self.all
+        return [worker for worker in self.all if not worker.heard or not worker.heard[-1]]
 
 
 async def serve(name: str) -> tuple[web.AppRunner, web.Server]:
@@ -77,7 +82,7 @@ async def fronts() -> AsyncIterator[Fronts]:
     for name, worker in zip("bc", made.workers.all, strict=True):
         runner, server = await serve(name)
         runners.append(runner)
-        receivers.append(Receiver(worker.there, server))
+        receivers.append(Receiver(worker.there, server, worker.heard.append))
         receivers[-1].start()
     runner, server = await serve("a")
     runners.append(runner)
@@ -137,3 +142,83 @@ async def test_without_descriptors_accepting_rests_and_goes_on(
         acceptor.stop()
     assert caplog.text.count("accept_failed") == 2
     await runner.cleanup()
+
+
+@contextlib.contextmanager
+def descriptors(left: int) -> Iterator[None]:
+    """Let this process open `left` more descriptors and no others."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    holes = []
+    while (fd := os.dup(0)) <= highest:
+        holes.append(fd)
+    os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fd + left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for hole in holes:
+            os.close(hole)
+
+
+async def get(client: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    client.setblocking(False)
+    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = b""
+    while data := await loop.sock_recv(client, 4096):
+        answer += data
+    return answer
+
+
+async def test_a_worker_without_descriptors_loses_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_EVERY_S", 0.02)
+    worker = FakeWorker()
+    runner, server = await serve("b")
+    receiver = Receiver(worker.there, server, worker.heard.append)
+    receiver.start()
+    clients = []
+    for _ in range(3):
+        client, theirs = socket.socketpair()
+        clients.append(client)
+        worker.hand_over(theirs)
+        theirs.close()
+    with descriptors(0):
+        await asyncio.sleep(0.1)
+        assert worker.heard == [True]
+    async with asyncio.timeout(5):
+        for client in clients:
+            assert (await get(client)).endswith(b"b")
+            client.close()
+    assert worker.heard == [True, False]
+    receiver.stop()
+    worker.here.close()
+    await runner.cleanup()
+
+
+async def test_a_main_process_short_of_descriptors_leaves_connections_to_the_workers(
+    fronts: Fronts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_S", 0.05)
+    room = False
+    monkeypatch.setattr(connections, "has_room", lambda held: held is not fronts.listener or room)
+    assert await fronts.ask(4) == "bcbc"
+    fronts.workers.all.clear()
+    asked = asyncio.create_task(fronts.ask(2))
+    await asyncio.sleep(0.12)
+    assert not asked.done()
+    room = True
+    assert await asked == "aa"
+    assert "too few descriptors left" in caplog.text
+
+
+def test_a_part_of_the_descriptors_is_kept() -> None:
+    with socket.socket() as held:
+        with descriptors(200):
+            assert connections.descriptors_left(held) == 200
+            assert connections.has_room(held)
+        with descriptors(1):
+            assert not connections.has_room(held)
+        with descriptors(0):
+            assert connections.descriptors_left(held) == 0
