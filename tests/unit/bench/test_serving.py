@@ -20,7 +20,10 @@ from engine.bench.self_test import self_test
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["completions", pytest.param("chat", marks=pytest.mark.slow), pytest.param("generate", marks=pytest.mark.slow)],
+)
 def test_times_are_true_and_failures_are_counted(endpoint: Endpoint) -> None:
     findings, outcome = self_test(endpoint)
     assert findings.problems == []

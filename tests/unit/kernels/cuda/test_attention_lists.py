@@ -37,8 +37,9 @@ def on_device(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("rows", STEPS)
-@pytest.mark.parametrize(("heads", "window"), [((6, 2), None), ((4, 4), None), ((8, 1), 12)])
-@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize(
+    ("heads", "window", "splits"), [((6, 2), None, None), ((6, 2), None, 3), ((4, 4), None, None), ((8, 1), 12, 3)]
+)
 def test_as_the_definition_says(
     rows: list[tuple[int, int]], heads: tuple[int, int], window: int | None, splits: int | None, device: torch.device
 ) -> None:
