@@ -45,6 +45,32 @@ class StepInputs:
     """int32 [n, width], no wider than the slots' and wide enough for the longest row; what lies beyond a row's length
     is arbitrary."""
 
+    def first(self, num_tokens: int, num_rows: int) -> StepInputs:
+        """The same memory, for a step of fewer tokens and rows."""
+        return StepInputs(
+            self.tokens[:num_tokens],
+            self.positions[:num_tokens],
+            self.locations[:num_tokens],
+            self.kv_lens[:num_rows],
+            self.page_table[:num_rows],
+        )
+
+
+def empty_inputs(num_tokens: int, num_rows: int, width: int, device: torch.device) -> StepInputs:
+    """Room for what a forward pass reads."""
+    tokens, positions, locations = torch.empty(3, num_tokens, dtype=torch.int64, device=device).unbind(0)
+    kv_lens = torch.empty(num_rows, dtype=torch.int64, device=device)
+    table = torch.empty(num_rows, width, dtype=torch.int32, device=device)
+    return StepInputs(tokens, positions, locations, kv_lens, table)
+
+
+def zeroed_inputs(num_tokens: int, num_rows: int, width: int, device: torch.device) -> StepInputs:
+    """`empty_inputs` that may be read before they are filled."""
+    inputs = empty_inputs(num_tokens, num_rows, width, device)
+    for tensor in vars(inputs).values():
+        tensor.zero_()
+    return inputs
+
 
 def step_inputs(
     rows: Tensor,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.step import StepInputs
+from kernels.step import empty_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -77,7 +76,7 @@ class EagerForward:
         page_size = pages.page_size
         decodes = arrays.q_starts is None
         num_tokens = len(plan.rows) if arrays.host_tokens is None else len(arrays.host_tokens)
-        inputs = _empty_inputs(num_tokens, len(plan.rows), -(-max_kv_len // page_size), self._slots.seq_len.device)
+        inputs = empty_inputs(num_tokens, len(plan.rows), -(-max_kv_len // page_size), self._slots.seq_len.device)
         self._decoder.kernels.step_inputs(
             arrays.rows,
             arrays.q_starts,
@@ -98,14 +97,3 @@ class EagerForward:
 
     def release(self) -> None:
         """Nothing was captured."""
-
-
-def _empty_inputs(num_tokens: int, num_rows: int, num_columns: int, device: torch.device) -> StepInputs:
-    tokens, positions, locations = torch.empty(3, num_tokens, dtype=torch.int64, device=device).unbind(0)
-    return StepInputs(
-        tokens,
-        positions,
-        locations,
-        torch.empty(num_rows, dtype=torch.int64, device=device),
-        torch.empty(num_rows, num_columns, dtype=torch.int32, device=device),
-    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.step import StepInputs
+from kernels.step import zeroed_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
@@ -79,9 +79,7 @@ class GraphForward:
         self._graphs: dict[int, _Graphs] = {}
         device, max_pages = decoder.device, slots.page_table.shape[1]
         self._rows = torch.full((max_rows,), slots.scratch, dtype=torch.int64, device=device)
-        tokens, positions, locations, kv_lens = torch.zeros(4, max_rows, dtype=torch.int64, device=device).unbind(0)
-        table = torch.zeros(max_rows, max_pages, dtype=torch.int32, device=device)
-        self._inputs = StepInputs(tokens, positions, locations, kv_lens, table)
+        self._inputs = zeroed_inputs(max_rows, max_rows, max_pages, device)
         self._sampling = SamplingTensors(*(values.new_zeros(max_rows) for values in slots.sampling))
         self._last: StepArrays | None = None
 
@@ -151,14 +149,7 @@ class GraphForward:
 
     def _run(self, size: int) -> Tensor:
         """Logits [size, vocab] of the first `size` rows."""
-        whole = self._inputs
-        inputs = StepInputs(
-            whole.tokens[:size],
-            whole.positions[:size],
-            whole.locations[:size],
-            whole.kv_lens[:size],
-            whole.page_table[:size],
-        )
+        inputs = self._inputs.first(size, size)
         self._decoder.kernels.step_inputs(
             self._rows[:size],
             None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.step import StepInputs
+from kernels.step import zeroed_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
@@ -69,10 +69,7 @@ class PromptGraphs:
         self._rows = torch.full((max_rows,), slots.scratch, dtype=torch.int64, device=device)
         self._q_starts = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._host_tokens = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        tokens, positions, locations = torch.zeros(3, max_tokens, dtype=torch.int64, device=device).unbind(0)
-        kv_lens = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        table = torch.zeros(max_rows, slots.page_table.shape[1], dtype=torch.int32, device=device)
-        self._inputs = StepInputs(tokens, positions, locations, kv_lens, table)
+        self._inputs = zeroed_inputs(max_tokens, max_rows, slots.page_table.shape[1], device)
 
     @property
     def num_graphs(self) -> int:
@@ -149,15 +146,9 @@ class PromptGraphs:
 
     def _run(self, num_tokens: int, num_rows: int) -> Tensor:
         """Hidden states [num_tokens, hidden]."""
-        whole, num_rows = self._inputs, num_rows + 1
+        num_rows += 1
         rows, q_starts = self._rows[:num_rows], self._q_starts[: num_rows + 1]
-        inputs = StepInputs(
-            whole.tokens[:num_tokens],
-            whole.positions[:num_tokens],
-            whole.locations[:num_tokens],
-            whole.kv_lens[:num_rows],
-            whole.page_table[:num_rows],
-        )
+        inputs = self._inputs.first(num_tokens, num_rows)
         self._decoder.kernels.step_inputs(
             rows,
             q_starts,
