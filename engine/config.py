@@ -175,7 +175,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     mem_fraction_static: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(
-            description="Share of the memory available at the start that weights and KV may take together.",
+            description="Share of the memory available at the start that weights and KV may take together; "
+            "--max-total-tokens goes before it.",
             extra={"auto": "on a CPU the KV pool's own default; on CUDA all that steps and graphs leave"},
         ),
     ] = None

@@ -21,7 +21,7 @@ def settle(config: EngineConfig) -> EngineConfig:
     device is asked for and there is none that can be used."""
     asked = config.scheduler.device
     if asked not in ("auto", "cuda"):
-        _warn_of_graph_options(config, asked)
+        _warn_of_options(config, asked)
         return config
     import torch
 
@@ -32,18 +32,20 @@ def settle(config: EngineConfig) -> EngineConfig:
     if asked == "auto":
         log.info("event=device device=%s%s", device, f" reason={reason}" if reason else "")
     if reason:
-        _warn_of_graph_options(config, device)
+        _warn_of_options(config, device)
     return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, device=device))
 
 
-def _warn_of_graph_options(config: EngineConfig, device: str) -> None:
+def _warn_of_options(config: EngineConfig, device: str) -> None:
     """One configuration may serve machines with and without a GPU, so this is no error."""
-    options = config.scheduler
+    options, is_null = config.scheduler, device == "null"
     given = [
         flag
         for flag, is_given in (
             ("--cuda-graph-max-bs", options.cuda_graph_max_bs is not None),
             ("--disable-cuda-graph", options.disable_cuda_graph),
+            ("--mem-fraction-static", is_null and options.mem_fraction_static is not None),
+            ("--deterministic", is_null and options.deterministic),
         )
         if is_given
     ]
@@ -67,6 +69,8 @@ def _why_no_cuda() -> str:
     """Empty if there is a device that the kernels can use."""
     import torch
 
+    if not torch.backends.cuda.is_built():
+        return "this torch was built without CUDA; where there is a device, install its CUDA build"
     if not torch.cuda.is_available():
         return "no CUDA device was found"
     capability = torch.cuda.get_device_capability()

@@ -17,6 +17,7 @@ def config(device: str, **options: object) -> EngineConfig:
 @pytest.fixture(params=[None, (7, 5), (9, 0)], ids=str)
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int] | None:
     found = request.param
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
     return found
@@ -36,6 +37,13 @@ def test_cuda_is_refused_where_there_is_none(capability: tuple[int, int] | None)
         settle(config("cuda"))
 
 
+def test_a_build_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(ConfigError, match="built without CUDA"):
+        settle(config("cuda"))
+    assert settle(config("auto")).device == "cpu"
+
+
 @pytest.mark.parametrize("device", ["cpu", "null", "delayed"])
 def test_other_devices_are_not_asked_about(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
@@ -45,6 +53,9 @@ def test_other_devices_are_not_asked_about(device: str, monkeypatch: pytest.Monk
 def test_options_without_effect_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     settle(config("cpu", cuda_graph_max_bs=4, disable_cuda_graph=True))
     assert "option=--cuda-graph-max-bs,--disable-cuda-graph device=cpu" in caplog.text
+    caplog.clear()
+    settle(config("null", deterministic=True, mem_fraction_static=0.5))
+    assert "option=--mem-fraction-static,--deterministic device=null" in caplog.text
     caplog.clear()
     settle(config("null"))
     assert not caplog.text
