@@ -18,9 +18,15 @@ from kernels.cuda.context import make_context
 from kernels.cuda.pdl import can, dependent_launch
 from kernels.cuda.tuning import Tuner
 from kernels.dispatch import KernelSet, select
-from scheduler_proc.cache.kv_pool import bytes_per_token
-from scheduler_proc.cpus import usable_cores
-from scheduler_proc.model_parts import Memory, load_decoder, log_pool, make_memory
+from scheduler_proc.model_parts import (
+    Memory,
+    kv_bytes_per_token,
+    load_decoder,
+    log_pool,
+    make_memory,
+    num_threads,
+    weight_bytes,
+)
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Group
@@ -55,7 +61,7 @@ class CudaBuild:
         torch.cuda.set_stream(torch.cuda.Stream())
         self._place = torch.device("cuda", torch.cuda.current_device())
         # What is left to the host: weights that are unpacked or cut up.
-        torch.set_num_threads(config.process.cpu_threads or max(usable_cores() // group.size, 1))
+        torch.set_num_threads(num_threads(config, group.size))
         self._tuner = Tuner(self._place, cache_dir() / "kernel-choices")
 
     def device(self) -> tuple[Device, int]:
@@ -69,8 +75,7 @@ class CudaBuild:
         decoder.widens_logits = options.deterministic
         sizes = self._measured(available, decoder, numerics.kv_dtype)
         sizes.log()
-        shape = decoder.kv_shape
-        per_token = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, numerics.kv_dtype)
+        per_token = kv_bytes_per_token(decoder, numerics.kv_dtype)
         num_tokens = self._group.least(
             sizes.kv_tokens(options.mem_fraction_static, options.max_total_tokens, per_token, config.page_size)
         )
@@ -116,7 +121,7 @@ class CudaBuild:
 
     def _measured(self, available: int, decoder: Decoder, kv_dtype: torch.dtype) -> DeviceMemory:
         step = self._step_bytes(decoder, kv_dtype)
-        weights = sum(tensor.nbytes for tensor in decoder.parameters().values())
+        weights = weight_bytes(decoder)
         kernels = max(available - free_bytes() - weights, 0)
         graphs, max_rows = 0, self._config.cuda_graph_max_bs
         if max_rows:

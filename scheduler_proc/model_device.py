@@ -10,9 +10,15 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, StartupError
 from engine.model_files.types import ModelFiles
 from kernels.dispatch import can_record, knows_int8_pages, select
-from scheduler_proc.cache.kv_pool import available_memory, bytes_per_token, default_tokens, fraction_tokens
-from scheduler_proc.cpus import usable_cores
-from scheduler_proc.model_parts import load_decoder, log_pool, make_memory
+from scheduler_proc.cache.kv_pool import available_memory, default_tokens, fraction_tokens
+from scheduler_proc.model_parts import (
+    kv_bytes_per_token,
+    load_decoder,
+    log_pool,
+    make_memory,
+    num_threads,
+    weight_bytes,
+)
 from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Alone, Group
 from scheduler_proc.plan import Device
@@ -54,11 +60,10 @@ def _cpu_device(
         raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
     decoder = load_decoder(config, model, numerics, kernels, torch.device("cpu"), group, f" threads={threads}")
     decoder.on_layer = on_layer
-    shape = decoder.kv_shape
-    per_token = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, numerics.kv_dtype)
+    per_token = kv_bytes_per_token(decoder, numerics.kv_dtype)
     num_tokens = options.max_total_tokens
     if num_tokens is None and options.mem_fraction_static is not None:
-        weights = sum(tensor.nbytes for tensor in decoder.parameters().values())
+        weights = weight_bytes(decoder)
         num_tokens = fraction_tokens(options.mem_fraction_static, available, weights, per_token, page_size)
     elif num_tokens is None:
         num_tokens = default_tokens(per_token * group.size, page_size)
@@ -78,7 +83,7 @@ def _start_threads(config: EngineConfig, packed: bool, num_ranks: int) -> int:
 
     num_ranks: processes that share the cores.
     """
-    count = config.process.cpu_threads or min(max(usable_cores() // num_ranks, 1), 1024)
+    count = num_threads(config, num_ranks)
     if not packed:
         torch.set_num_threads(count)
         return count

@@ -15,7 +15,8 @@ from engine.model_files.progress import Progress
 from engine.model_files.types import ModelFiles
 from engine.sampling import MAX_STOP_IDS
 from kernels.dispatch import KernelSet
-from scheduler_proc.cache.kv_pool import KVPool
+from scheduler_proc.cache.kv_pool import KVPool, bytes_per_token
+from scheduler_proc.cpus import usable_cores
 from scheduler_proc.layers.linear import LinearMethod, Unquantised
 from scheduler_proc.layers.packed import Packed
 from scheduler_proc.models.decoder import Decoder
@@ -89,6 +90,22 @@ def load_decoder(
         told,
     )
     return decoder
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Of all parameters."""
+    return sum(tensor.nbytes for tensor in decoder.parameters().values())
+
+
+def kv_bytes_per_token(decoder: Decoder, kv_dtype: torch.dtype) -> int:
+    """Of a token in a KV pool."""
+    shape = decoder.kv_shape
+    return bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
+
+
+def num_threads(config: EngineConfig, num_ranks: int) -> int:
+    """Threads of computation of a process; num_ranks: processes that share the cores."""
+    return config.process.cpu_threads or min(max(usable_cores() // num_ranks, 1), 1024)
 
 
 def log_pool(memory: Memory, kv_dtype: torch.dtype) -> None:

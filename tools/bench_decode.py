@@ -11,17 +11,14 @@ prompt is one request with fresh ids and one token of answer on an idle engine, 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.errors import EngineError
 from tools.decode_bench.driver import Driver
-from tools.decode_bench.engine import add_engine_options, configure, find_model, machine, memory, show_log, start
+from tools.decode_bench.engine import add_engine_options, configure, find_model, machine, memory, run_tool, start
 from tools.decode_bench.measure import REPEATS, DecodeRow, PrefillRow, measure_decode, measure_prefill, prompts_of
 from tools.decode_bench.profile import ROOM, record_steps
 from tools.decode_bench.timeline import timeline
@@ -43,7 +40,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, help="write a Chrome trace (.json, .json.gz) of the first batch's steps")
     parser.add_argument("--gaps", action="store_true", help="print what the trace says of the device's idle time")
     parser.add_argument("--timeline", type=Path, help="draw two steps of the trace as SVG")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser.parse_args(arguments)
 
 
@@ -122,15 +118,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
-    show_log()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        try:
-            figures = measure(options, Path(folder))
-        except EngineError as error:
-            raise SystemExit(str(error)) from error
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    run_tool(parse(arguments), measure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is from the call to the last token of the last request. The prefix cache is empt
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import EngineError
 from engine.model_files.types import ModelFiles
 from tools.decode_bench.driver import Driver
 from tools.decode_bench.engine import (
@@ -33,7 +31,7 @@ from tools.decode_bench.engine import (
     machine,
     memory,
     release,
-    show_log,
+    run_tool,
     start,
 )
 from tools.decode_bench.measure import prompts_of
@@ -70,7 +68,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each load; default: %(default)s")
     parser.add_argument("--max-running-requests", type=int, help="default: all of them")
     parser.add_argument("--max-total-tokens", type=int, help="default: the device's own")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser.parse_args(arguments)
 
 
@@ -195,15 +192,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse(arguments)
-    show_log()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        try:
-            figures = measure(options, Path(folder))
-        except EngineError as error:
-            raise SystemExit(str(error)) from error
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    run_tool(parse(arguments), measure)
 
 
 if __name__ == "__main__":

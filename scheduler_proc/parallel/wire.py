@@ -29,7 +29,7 @@ def followers_plan(plan: StepPlan) -> StepPlan:
 
 def _array(kind: type, value: Any) -> np.ndarray:
     if kind is not np.ndarray:
-        raise NotImplementedError(f"a plan holds no {kind}")
+        raise TypeError(f"a plan holds no {kind}")
     dtype, shape, data = value
     # A copy, so that it can be written to, as a planner's own arrays can.
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
 import platform
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulerOptions
+from engine.errors import EngineError
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from scheduler_proc.settle import settle
@@ -36,6 +41,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, help="default: the device's own")
     parser.add_argument("--chunked-prefill-size", type=int, help="default: the device's own")
     parser.add_argument("--cpu-threads", type=int)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
 
 
 def find_model(options: argparse.Namespace, folder: Path) -> ModelFiles:
@@ -116,7 +122,19 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def show_log() -> None:
+def run_tool(options: argparse.Namespace, measure: Callable[[argparse.Namespace, Path], dict[str, Any]]) -> None:
+    """Measure, in a folder that is gone afterwards, and write the figures where --json says."""
+    _show_log()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            figures = measure(options, Path(folder))
+        except EngineError as error:
+            raise SystemExit(str(error)) from error
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2))
+
+
+def _show_log() -> None:
     """Warnings on the terminal, or what the variable LOG_LEVEL says."""
     shown = logging.StreamHandler()
     # Of the handler, not of the loggers: the driver listens to how long the parts of a start take.
