@@ -48,7 +48,9 @@ def main(queue: int, progress: int, parent_pid: int) -> None:
 
     outcome = uvloop.run(run_job(job, queue, ready, finished))
     os.close(progress)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
+    # Not sys.stdout: with PYTHONUNBUFFERED one write is one call of the system, which may take only a part.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as answer:
+        answer.write(msgspec.msgpack.encode(outcome))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,12 @@ def test_nobody_listens() -> None:
     assert "9" in records[0].message
 
 
+def test_an_outcome_may_be_larger_than_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    records = run_load(_job("http://127.0.0.1:9", 800, concurrency=4), 1).records
+    assert len(records) == 800 and sum(len(record.message) for record in records) > 65536
+
+
 def test_a_client_process_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(BenchError, match="status 1"):
