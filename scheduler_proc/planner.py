@@ -301,9 +301,10 @@ class Planner:
         self.admission.add(request)
 
     def _shares(self, budget: int) -> list[int]:
-        """How the prompts of a step share `budget` tokens: half for the oldest, the rest evenly, nothing left over.
+        """How the prompts of a step share `budget` tokens: half for the oldest, the rest for who is nearest its end.
 
-        So a long prompt is held up by no more than its own length again, and a short one by a step or two.
+        So a long prompt is held up by no more than its own length again, a short one by a step or two, and prompts of
+        one length are done one after the other, the first as early as can be.
         """
         wanted = self.admission.wanted()
         if not wanted:
@@ -311,10 +312,9 @@ class Planner:
         shares = [0] * len(wanted)
         shares[0] = min(wanted[0], budget if len(wanted) == 1 else -(-budget // 2))
         left = budget - shares[0]
-        # The least wanting first: what they leave goes to the others.
-        others = sorted(range(1, len(wanted)), key=wanted.__getitem__)
-        for index, other in enumerate(others):
-            shares[other] = min(wanted[other], -(-left // (len(others) - index)))
+        # Of equals the older one.
+        for other in sorted(range(1, len(wanted)), key=wanted.__getitem__):
+            shares[other] = min(wanted[other], left)
             left -= shares[other]
         shares[0] += min(left, wanted[0] - shares[0])
         return shares

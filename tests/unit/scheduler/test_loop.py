@@ -192,3 +192,27 @@ def test_stats_pages_add_up(tmp_path: Path) -> None:
     assert parts == stats.pages_total
     assert stats.pages_in_flight > 0
     harness.run()
+
+
+def test_prompts_of_one_length_end_one_after_the_other(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, step_tokens=64, num_pages=256)
+    for number in range(6):
+        harness.add(number, [3 + 50 * number + i for i in range(24)], max_tokens=20)
+    begun = []
+    for _ in range(3):
+        harness.turn()
+        begun.append(sorted(number for number, tokens in harness.tokens.items() if tokens))
+    # Two whole prompts and most of a third; then that, two more, and the rest.
+    assert begun == [[0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+
+def test_a_long_prompt_has_half_of_every_step_when_it_is_the_oldest(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, step_tokens=64, num_pages=256, max_len=1024)
+    harness.add(0, [3 + i % 900 for i in range(640)], max_tokens=2)
+    for number in range(1, 40):
+        harness.add(number, [3 + (number + i) % 900 for i in range(30)], max_tokens=1)
+    turns = 0
+    while 0 not in harness.tokens:
+        harness.turn()
+        turns += 1
+    assert turns <= 2 * 640 // 64 + 1
