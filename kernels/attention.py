@@ -53,6 +53,18 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True, eq=False)
+class CommonPrefix:
+    """Keys that the contexts of some rows begin with, for a graph that steps of different rows replay; every row adds
+    one token. A hint as SharedPrefix is, but read on the device, and the rows need not be neighbours."""
+
+    page_table: Tensor
+    """Device int32 `[1, width]`: the pages of those keys, of which all rows that have them have the same."""
+    lens: Tensor
+    """Device int32 `[rows]`: how many of those keys a row's context begins with, step's token not included: the same
+    multiple of page_size, or 0."""
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionBatch:
     """The rows of one step: row i adds `q_lens[i]` tokens at the end of a context of `kv_lens[i]` tokens.
 
@@ -74,6 +86,8 @@ class AttentionBatch:
     tree: TreeMask | None = None
     """None: a token sees all of its row up to itself."""
     prefix: SharedPrefix | None = None
+    common: CommonPrefix | None = None
+    """Instead of prefix, in a graph."""
     host_kv_lens: np.ndarray | None = None
     """Host int `[rows]`: what kv_lens holds, where the host knows it before the device has run."""
     q_starts: Tensor | None = None

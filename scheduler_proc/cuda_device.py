@@ -36,7 +36,7 @@ from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
 from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
 from scheduler_proc.worker.forward import EagerForward
-from scheduler_proc.worker.graph_forward import Drawing, graph_sizes
+from scheduler_proc.worker.graph_forward import Drawing, common_sizes, graph_sizes
 from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.prompt_graphs import token_sizes
 from scheduler_proc.worker.rehearsal import Rehearsal
@@ -125,7 +125,8 @@ class CudaBuild:
         kernels = max(available - free_bytes() - weights, 0)
         graphs, max_rows = 0, self._config.cuda_graph_max_bs
         if max_rows:
-            num_graphs = len(graph_sizes(max_rows)) * (1 + len(Drawing))
+            sizes = [*graph_sizes(max_rows), *common_sizes(max_rows)]
+            num_graphs = len(sizes) * (1 + len(Drawing))
             num_graphs += 2 * len(token_sizes(self._config.chunked_prefill_size))
             # They share the memory of the largest, which needs no more than a step that is launched.
             graphs = step + num_graphs * GRAPH_BYTES

@@ -16,3 +16,6 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     preemption_threshold: int = 10
     conservativeness: float = 1.0
     seed: int = 0
+    least_common: int | None = None
+    """Keys to be saved by going once through what contexts of decoding rows have in common, for plans to tell of it;
+    None: they never do."""

@@ -109,6 +109,9 @@ class StepPlan(msgspec.Struct):
     logprobs: np.ndarray | None = None
     """int32 [n]: how many of the most likely tokens each row wants beside its own logprob, -1 none; None = no row."""
     prompt_scores: tuple[PromptScores, ...] = ()
+    common_lens: np.ndarray | None = None
+    """int32 [n], where all rows decode: so many tokens, whole pages, does a row's context have in common with those of
+    all other rows that have any; the same number or 0. None = not enough to be worth anything. A hint."""
 
 
 class TokenScores(msgspec.Struct):

@@ -11,6 +11,7 @@ import numpy as np
 
 from scheduler_proc.admission import PREFILL_SHARE, Admission
 from scheduler_proc.cache.kv_cache import KvCache
+from scheduler_proc.common_prefix import common_lens
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import PromptScores, StepPlan
 from scheduler_proc.request import Request
@@ -32,6 +33,9 @@ class Planner:
         self.num_retractions = 0
         self._rows_version = 0
         self._stable: DecodeRows | None = None
+        self._common_lens: np.ndarray | None = None
+        """Of the rows of `_stable`, as long as nothing was shared since."""
+        self._num_shares = -1
         self._q_ones = np.ones(slots.num_slots, np.int32)
         self._all_true = np.ones(slots.num_slots, bool)
         self._no_tokens = np.zeros(0, np.int32)
@@ -93,9 +97,14 @@ class Planner:
     def _steady_plan(self, decode: DecodeRows) -> StepPlan:
         """A step of all decode rows and nothing else: numpy only, the same work whatever the batch."""
         slots = self.slots
-        if self._stable is not decode:
+        least_common, table = self.options.least_common, self.cache.tables[0]
+        # What is found stays true as long as the rows stay. But what was a row's own may have become the tree's since.
+        if self._stable is not decode or (least_common is not None and self._num_shares != table.num_shares):
             self._stable = decode
             self._rows_version += 1
+            if least_common is not None:
+                self._common_lens = common_lens(table, decode.rows, self.cache.page_size, least_common)
+                self._num_shares = table.num_shares
         self.step += 1
         kv_lens = slots.plan_steady(decode, self.step)
         num = len(decode.rows)
@@ -115,6 +124,7 @@ class Planner:
             pages=self.cache.take_updates(),
             adjusts_logits=decode.adjusts_logits,
             logprobs=decode.logprobs,
+            common_lens=self._common_lens,
         )
 
     def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:

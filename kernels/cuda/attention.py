@@ -84,7 +84,7 @@ class PagedAttention:
 
     A batch whose rows have different numbers of tokens, or share a prefix, has a list copied to the device at its
     first call, which must not be amid the capture of a graph; later calls with the same batch may be. One with
-    q_starts may always be: its rows are read on the device.
+    q_starts or a common prefix may always be: that is read on the device.
     """
 
     def __init__(self, context: Context, splits: int | None = None, min_saved: int | None = MIN_SAVED) -> None:
@@ -114,7 +114,7 @@ class PagedAttention:
             q = q.contiguous()
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
         # Windows leave little of a prefix, and where they begin differs among rows.
-        may_share = batch.prefix is not None and spec.window is None
+        may_share = (batch.prefix is not None or batch.common is not None) and spec.window is None
         plan = self._plan(batch, num_tokens, num_heads // kv.shape[3], q.dtype == torch.float32, may_share)
         if plan is None:
             return out
@@ -223,6 +223,7 @@ class PagedAttention:
             size = int(constants["USED"]) * (int(constants["WIDTH"]) + 1)
             scratch = torch.empty(num_kv_heads * launch.num_tiles * splits * size, dtype=torch.float32, device=q.device)
         shared = launch.part == SHARED
+        table = batch.common.page_table if shared and batch.common is not None else call.table
         visible, depths = (None, None) if batch.tree is None or shared else _tree_arrays(batch.tree)
         score_scale, cap = _score_factors(spec)
         pdl = is_wanted(q)
@@ -233,7 +234,7 @@ class PagedAttention:
             call.shared_out if shared else call.out,
             call.shared_lse if shared else call.lse,
             None if shared else spec.sinks,
-            call.table,
+            table,
             batch.kv_lens,
             launch.tiles,
             visible,
@@ -248,7 +249,7 @@ class PagedAttention:
             kv.stride(1),
             kv.stride(2),
             kv.stride(3),
-            call.table.stride(0),
+            table.stride(0),
             0 if visible is None else visible.stride(0),
             score_scale,
             cap,

@@ -29,6 +29,45 @@ def device_list(q_starts: Tensor, least: int, most: int, tokens: int, capacity: 
     return tiles
 
 
+def common_lists(lens: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Two lists `[tiles, LIST_COLUMNS]`: tiles of `tokens` rows' queries that go through the keys that rows have in
+    common, and a tile for each row and the keys behind those.
+
+    lens: int32 `[rows]`, as in `CommonPrefix`; every row adds one token.
+    """
+    num_rows = len(lens)
+    assert lens.is_contiguous()
+    num_tiles = -(-num_rows // tokens)
+    shared, rest = torch.empty((num_tiles + num_rows, LIST_COLUMNS), dtype=torch.int32, device=lens.device).split(
+        [num_tiles, num_rows]
+    )
+    kernel: Any = list_common[(1,)]
+    kernel(lens, shared, rest, num_rows, num_tiles, TOKENS=tokens, ROWS=triton.next_power_of_2(num_rows))
+    return shared, rest
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"], do_not_specialize_on_alignment=["lens", "shared", "rest"])
+def list_common(lens, shared, rest, num_rows, num_tiles, TOKENS: tl.constexpr, ROWS: tl.constexpr):
+    """One program for all rows."""
+    row = tl.arange(0, ROWS)
+    length = tl.load(lens + row, mask=row < num_rows, other=0)
+    nothing = tl.zeros([ROWS], tl.int32)
+    entry = rest + row * _LIST_COLUMNS
+    mask = row < num_rows
+    tl.store(entry, row, mask=mask)
+    tl.store(entry + 1, nothing, mask=mask)
+    tl.store(entry + 2, row, mask=mask)
+    tl.store(entry + 3, nothing + 1, mask=mask)
+    tl.store(entry + 4, length, mask=mask)
+    entry = shared + row * _LIST_COLUMNS
+    mask = row < num_tiles
+    tl.store(entry, nothing, mask=mask)
+    tl.store(entry + 1, row * TOKENS, mask=mask)
+    tl.store(entry + 2, nothing, mask=mask)
+    tl.store(entry + 3, nothing + num_rows, mask=mask)
+    tl.store(entry + 4, nothing + tl.max(length, axis=0), mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_rows", "capacity", "least", "most"], do_not_specialize_on_alignment=["q_starts"])
 def list_tiles(q_starts, tiles, num_rows, capacity, least, most, TOKENS: tl.constexpr, ROWS: tl.constexpr):
     """One program: every row writes its tiles behind those of the rows before it."""

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, SharedPrefix
+from kernels.attention import AttentionBatch, CommonPrefix, SharedPrefix
 from kernels.cuda.attention_kernel import LIST_COLUMNS, REST, SHARED, WHOLE
-from kernels.cuda.attention_lists import device_list
+from kernels.cuda.attention_lists import common_lists, device_list
 from kernels.cuda.context import is_capturing
 
 DECODE, DRAFT, PREFILL = 0, 1, 2
@@ -62,7 +62,7 @@ def make_plan(batch: AttentionBatch, group: int, lanes_of_kind: tuple[int, ...],
 
     lanes_of_kind: of the tiles of each kind that there is, ascending. Keys that rows share are gone through once where
     that saves min_saved keys or more in all; None: never. Rows of one length without shared keys need no list, so
-    nothing is uploaded for them; nor for a batch with q_starts, whose lists the device makes.
+    nothing is uploaded for them; nor for a batch with q_starts or a common prefix, whose lists the device makes.
     """
     q_lens = np.asarray(batch.q_lens, dtype=np.int64)
     num_tokens = int(q_lens.sum())
@@ -70,6 +70,8 @@ def make_plan(batch: AttentionBatch, group: int, lanes_of_kind: tuple[int, ...],
         return None
     if batch.q_starts is not None:
         return _device_plan(batch, batch.q_starts, num_tokens, group, lanes_of_kind)
+    if batch.common is not None and min_saved is not None:
+        return _common_plan(batch.common, num_tokens, group, lanes_of_kind, batch.max_kv_len)
     borders = None
     if batch.prefix is not None and min_saved is not None:
         borders = _borders(batch.prefix, q_lens, min_saved)
@@ -126,6 +128,21 @@ def _device_plan(
             launches.append(Launch(kind, lanes, WHOLE, capacity, most, batch.max_kv_len, tiles))
         least = most + 1
     return Plan(tuple(reversed(launches)))
+
+
+def _common_plan(
+    common: CommonPrefix, num_rows: int, group: int, lanes_of_kind: tuple[int, ...], max_keys: int
+) -> Plan:
+    """All queries together against what rows have in common, as if they were one row's; then each against its rest."""
+    assert num_rows == len(common.lens), "with a common prefix every row adds one token"
+    kind = int(_kinds(np.array([num_rows]), group, lanes_of_kind)[0])
+    shared, rest = common_lists(common.lens, lanes_of_kind[kind] // group)
+    return Plan(
+        (
+            Launch(kind, lanes_of_kind[kind], SHARED, len(shared), num_rows, max_keys, shared),
+            Launch(DECODE, lanes_of_kind[DECODE], REST, num_rows, 1, max_keys, rest),
+        )
+    )
 
 
 def tile_lanes(group: int, is_float32: bool) -> tuple[int, int, int]:

@@ -75,7 +75,7 @@ class FastestAttention:
         return attend(q, kv, batch, spec, lse)
 
     def _choose(self, q: Tensor, kv: Tensor, batch: AttentionBatch, spec: AttentionSpec, lse: Tensor | None) -> str:
-        shares = batch.prefix is not None and bool(batch.prefix.lens.any())
+        shares = batch.common is not None or (batch.prefix is not None and bool(batch.prefix.lens.any()))
         able = {} if shares else self._able(q, kv, batch, spec, lse)
         calls: dict[str, Callable[[], object]] = {
             name: partial(attend, q, kv, batch, spec, lse) for name, attend in able.items()

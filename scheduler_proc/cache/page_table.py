@@ -20,6 +20,8 @@ class PageTable:
         self.first = np.zeros(num_slots, np.int32)
         self.shared = np.zeros(num_slots, np.int32)
         self.num = np.zeros(num_slots, np.int32)
+        self.num_shares = 0
+        """How often a slot's front has become the tree's, or other pages of it: grows only."""
         self._updates: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def append(self, rows: np.ndarray, pages: np.ndarray) -> None:
@@ -53,6 +55,7 @@ class PageTable:
     def share(self, slot: int, pages: np.ndarray) -> None:
         """The first len(pages) columns are the tree's now, with these page ids (-1: as before)."""
         num = len(pages)
+        self.num_shares += 1
         old = self.pages[slot, :num]
         changed = np.flatnonzero((pages >= 0) & (pages != old))
         if len(changed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, CommonPrefix
 from kernels.step import zeroed_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
@@ -24,6 +24,11 @@ from scheduler_proc.worker.step_arrays import StepArrays
 _STEPS = ((0, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 1 << 20))
 """(from, by how much, until): sizes grow apart as the batch does."""
 
+
+COMMON_FROM = 16
+"""Rows from which steps have graphs that go through a common prefix once, and then every so many ..."""
+_COMMON_EVERY = 64
+"""... for where it pays most of the time goes into contexts, and rows that fill up have none."""
 
 SHORT_S = 60e-6
 """Seconds a layer of steps that are captured in more than one way: there launches count."""
@@ -43,6 +48,12 @@ def graph_sizes(max_rows: int) -> list[int]:
     for begin, by, end in _STEPS:
         sizes.update(range(begin + by, min(end, max_rows) + 1, by))
     return sorted(size for size in sizes if size <= max_rows)
+
+
+def common_sizes(max_rows: int) -> list[int]:
+    """The same for steps whose rows have a prefix in common."""
+    sizes = {COMMON_FROM, 2 * COMMON_FROM, max_rows, *range(_COMMON_EVERY, max_rows, _COMMON_EVERY)}
+    return sorted(size for size in sizes if COMMON_FROM <= size <= max_rows)
 
 
 @dataclass(frozen=True)
@@ -69,29 +80,47 @@ class GraphForward:
         pages: Pages,
         max_rows: int,
         others: Forward,
+        *,
+        minds_common: bool = False,
     ) -> None:
-        """max_rows: the largest size of batch that is captured; others: runs the other steps."""
+        """max_rows: the largest size of batch that is captured; others: runs the other steps; minds_common: a prefix
+        that rows have in common is gone through once.
+        """
         self.sizes = graph_sizes(max_rows)
+        self.common_sizes = common_sizes(max_rows) if minds_common else []
         self._decoder = decoder
         self._slots = slots
         self._pages = pages
         self._others = others
         self._graphs: dict[int, _Graphs] = {}
+        self._common_graphs: dict[int, _Graphs] = {}
         device, max_pages = decoder.device, slots.page_table.shape[1]
         self._rows = torch.full((max_rows,), slots.scratch, dtype=torch.int64, device=device)
         self._inputs = zeroed_inputs(max_rows, max_rows, max_pages, device)
+        self._common = CommonPrefix(
+            torch.zeros(1, max_pages, dtype=torch.int32, device=device),
+            torch.zeros(max_rows, dtype=torch.int32, device=device),
+        )
         self._sampling = SamplingTensors(*(values.new_zeros(max_rows) for values in slots.sampling))
         self._last: StepArrays | None = None
 
+    @property
+    def num_graphs(self) -> int:
+        """Of the forward pass."""
+        return len(self._graphs) + len(self._common_graphs)
+
     def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
         num = len(plan.rows)
-        size = self._size_of(num) if arrays.q_starts is None else None
+        size = least_size(self.sizes, num) if arrays.q_starts is None else None
         if size is None:
             return self._others(plan, arrays)
+        graphs = self._graphs[size]
+        if arrays.common_lens is not None and (wider := least_size(self.common_sizes, num)) is not None:
+            size, graphs = wider, self._common_graphs[wider]
         if self._last is not arrays:
             self._set_rows(arrays.rows, size)
+            self._set_common(arrays.common_lens, arrays.leader, size)
             self._last = arrays
-        graphs = self._graphs[size]
         graphs.forward.replay()
         kv_lens, logits = self._inputs.kv_lens[:num], graphs.forward.output[:num]
         if plan.adjusts_logits:
@@ -102,6 +131,7 @@ class GraphForward:
 
     def release(self) -> None:
         self._graphs.clear()
+        self._common_graphs.clear()
         self._others.release()
 
     @torch.inference_mode()
@@ -114,15 +144,20 @@ class GraphForward:
         for done, size in enumerate(reversed(self.sizes)):
             progress(done)
             self._graphs[size] = self._captured(size, capture, prepare)
+        for done, size in enumerate(reversed(self.common_sizes)):
+            progress(len(self.sizes) + done)
+            self._common_graphs[size] = self._captured(size, capture, prepare, common=self._common)
         self._last = None
 
-    def _captured(self, size: int, capture: Capture, prepare: Callable[[int], None]) -> _Graphs:
+    def _captured(
+        self, size: int, capture: Capture, prepare: Callable[[int], None], common: CommonPrefix | None = None
+    ) -> _Graphs:
         """The fastest way; long steps have but one, for theirs gain nothing from the others."""
         self._set_rows(torch.arange(size, device=self._rows.device), size)
         best: tuple[float, _Graphs] | None = None
         for way in capture.ways:
             with way():
-                graphs = self._captured_in(size, capture, prepare)
+                graphs = self._captured_in(size, capture, prepare, common)
             # A step makes its rows longer: without preparing, the replays would lead beyond the longest request.
             seconds = capture.seconds(graphs.forward, partial(prepare, size)) if len(capture.ways) > 1 else 0.0
             if best is None or seconds < best[0]:
@@ -132,22 +167,31 @@ class GraphForward:
         assert best is not None
         return best[1]
 
-    def _captured_in(self, size: int, capture: Capture, prepare: Callable[[int], None]) -> _Graphs:
+    def _captured_in(
+        self, size: int, capture: Capture, prepare: Callable[[int], None], common: CommonPrefix | None
+    ) -> _Graphs:
+        def run() -> Tensor:
+            return self._run(size, common)
+
         prepare(size)
-        logits = self._run(size)
+        if common is not None:
+            # As when half of each context is common.
+            half = int(self._slots.seq_len[0]) // (2 * self._pages.page_size) * self._pages.page_size
+            self._set_common(common.lens.new_full((size,), half), 0, size)
+        logits = run()
         for drawing in Drawing:
             # Kernels are compiled, and the fastest chosen, before the capture.
             self._draw(size, drawing, logits)
         del logits
         prepare(size)
-        forward = capture(lambda: self._run(size))
+        forward = capture(run)
         draws = {drawing: capture(lambda d=drawing: self._draw(size, d, forward.output)) for drawing in Drawing}
         return _Graphs(
             Captured(forward.replay, capture.borrowed(forward.output)),
             {drawing: Captured(draw.replay, capture.borrowed(draw.output)) for drawing, draw in draws.items()},
         )
 
-    def _run(self, size: int) -> Tensor:
+    def _run(self, size: int, common: CommonPrefix | None) -> Tensor:
         """Logits [size, vocab] of the first `size` rows."""
         inputs = self._inputs.first(size, size)
         self._decoder.kernels.step_inputs(
@@ -162,7 +206,12 @@ class GraphForward:
         )
         max_kv_len = inputs.page_table.shape[1] * self._pages.page_size
         batch = AttentionBatch(
-            np.ones(size, np.int32), inputs.kv_lens, max_kv_len, inputs.page_table, self._pages.page_size
+            np.ones(size, np.int32),
+            inputs.kv_lens,
+            max_kv_len,
+            inputs.page_table,
+            self._pages.page_size,
+            common=None if common is None else CommonPrefix(common.page_table, common.lens[:size]),
         )
         states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._pages.kv)
         return self._decoder.logits(states)
@@ -192,10 +241,20 @@ class GraphForward:
         for all_values, values in zip(slots.sampling, self._sampling, strict=True):
             torch.index_select(all_values, 0, self._rows[:size], out=values[:size])
 
-    def _size_of(self, num_rows: int) -> int | None:
-        """The least size for so many rows; None if they are too many."""
-        index = bisect_left(self.sizes, num_rows)
-        return self.sizes[index] if index < len(self.sizes) else None
+    def _set_common(self, lens: Tensor | None, leader: int, size: int) -> None:
+        """What the next steps' rows have in common, in the pages of the slot `leader`. They are copied: that slot may
+        end before the others, but nobody else gets the pages while others use them."""
+        if lens is None:
+            return
+        self._common.lens[: len(lens)] = lens
+        self._common.lens[len(lens) : size] = 0
+        self._common.page_table.copy_(self._slots.page_table[leader : leader + 1])
+
+
+def least_size(sizes: Sequence[int], num_rows: int) -> int | None:
+    """The least of ascending sizes for so many rows; None if they are too many."""
+    index = bisect_left(sizes, num_rows)
+    return sizes[index] if index < len(sizes) else None
 
 
 def _drawing(plan: StepPlan) -> Drawing:

@@ -30,6 +30,10 @@ class StepArrays:
     """int64 [s]: the rows that sample."""
     last: Tensor | None = None
     """int64 [s]: the last token of each of those, counted over the step."""
+    leader: int = -1
+    """Slot that has what the rows have in common; -1: nothing."""
+    common_lens: Tensor | None = None
+    """int32 [n]: how many tokens of that each row's context begins with."""
     adjusted: AdjustedRows | None = None
     """Among the sampling rows; made when first needed."""
 
@@ -43,7 +47,11 @@ def upload_arrays(plan: StepPlan, transfer: Transfer) -> StepArrays:
     """One upload for all that the step needs of its plan."""
     rows: Piece = (plan.rows, torch.int64)
     if plan.num_decode == len(plan.rows):
-        return StepArrays(plan.rows_version, transfer.upload(*rows))
+        if plan.common_lens is None:
+            return StepArrays(plan.rows_version, transfer.upload(*rows))
+        slots, lens = transfer.upload_all(rows, (plan.common_lens, torch.int32))
+        leader = int(plan.rows[np.flatnonzero(plan.common_lens)[0]])
+        return StepArrays(plan.rows_version, slots, leader=leader, common_lens=lens)
     ends = np.cumsum(plan.q_lens)
     starts = np.concatenate((np.zeros(1, ends.dtype), ends))
     own = np.full(plan.num_decode, -1, np.int32)

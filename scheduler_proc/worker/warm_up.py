@@ -9,6 +9,7 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.model_files.progress import Progress
+from scheduler_proc.common_prefix import minds_common
 from scheduler_proc.model_parts import Memory
 from scheduler_proc.worker.capture import Capture
 from scheduler_proc.worker.graph_forward import GraphForward, graph_sizes
@@ -58,11 +59,13 @@ class WarmUp:
         prompts = PromptGraphs(decoder, slots, pages, config.chunked_prefill_size, memory.max_len, runner.forward)
         with self._shown("prompt graphs", prompts.most_graphs) as progress:
             prompts.capture(capture, self._rehearsal.seat, progress)
-        forward = GraphForward(decoder, slots, pages, config.cuda_graph_max_bs, prompts)
-        with self._shown("decode graphs", len(forward.sizes)) as progress:
+        forward = GraphForward(
+            decoder, slots, pages, config.cuda_graph_max_bs, prompts, minds_common=minds_common(config)
+        )
+        with self._shown("decode graphs", len(forward.sizes) + len(forward.common_sizes)) as progress:
             forward.capture(capture, self._rehearsal.seat, progress)
         runner.forward = forward
-        log.info("event=captured decode_graphs=%d prompt_graphs=%d", len(forward.sizes), prompts.num_graphs)
+        log.info("event=captured decode_graphs=%d prompt_graphs=%d", forward.num_graphs, prompts.num_graphs)
 
     def _rehearse(self, max_graph_rows: int) -> None:
         """Every kind of step once: most of what is replayed has run already, but not what is launched."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionSpec
+from kernels.attention import AttentionSpec, CommonPrefix
 from kernels.cuda.attention import PagedAttention
 from kernels.cuda.context import Context, make_context
 from kernels.cuda.tuning import Key, Tuner
@@ -156,6 +156,29 @@ def test_graph_replays_with_other_lengths(nodes: int, context: Context) -> None:
         rows = tuple((nodes, length) for length in lengths)
         contents = tuple(part[:, :length] for part, length in zip(case.contents, lengths, strict=True))
         expected, _ = plain_attention(replace(case, rows=rows, contents=contents), _spec(case))
+        assert relative_error(out, expected) < 1e-2
+    assert not context.tickets.any()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_graph_of_rows_with_a_common_prefix(heads: str, context: Context) -> None:
+    """Who has it, and how long it is, may differ at each replay."""
+    rows = [(1, 2048 + 37 * i) for i in range(1, 31)] + [(1, 50), (1, 2100)]
+    case = _case(heads, rows, prefix=[(30, 2048), (1, 0), (1, 0)])
+    expected, _ = plain_attention(case, _spec(case))
+    lens = torch.zeros(len(rows), dtype=torch.int32, device="cuda")
+    batch = replace(case.batch, prefix=None, common=CommonPrefix(case.batch.page_table[:1], lens))
+    attention = PagedAttention(context)
+    attention(case.q, case.kv, batch, _spec(case))
+    batch = replace(batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention(case.q, case.kv, batch, _spec(case))
+    for length, members in ((2048, slice(0, 30)), (0, slice(0, 0)), (1024, slice(3, 20)), (16, slice(0, 30, 2))):
+        lens.zero_()
+        lens[members] = length
+        out.fill_(torch.nan)
+        graph.replay()
         assert relative_error(out, expected) < 1e-2
     assert not context.tickets.any()
 

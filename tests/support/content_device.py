@@ -94,6 +94,10 @@ class ContentDevice:
         self.nan_next: int | None = None
         """The row (modulo the number of rows) of the next step that computes NaN."""
         self.num_nan_rows = 0
+        self._common_version = -1
+        self._common_pages = self._memories[0].table[0]
+        self.num_common_steps = 0
+        """Steps whose plans said that rows have something in common."""
 
     def watch(self, cache: KvCache, owner_of: Callable[[int], int]) -> None:
         """Hear of pages that come free, and whose entries (a number) a slot works for."""
@@ -144,6 +148,7 @@ class ContentDevice:
             self._lens[plan.joins.slots] = plan.joins.context_lens
         if lost == "before":
             raise RuntimeError("lost before it began")
+        common = self._common(plan)
         broken = -1 if self.nan_next is None else self.nan_next % len(plan.rows)
         self.nan_next = None
         rows = list(zip(plan.rows.tolist(), plan.q_lens.tolist(), plan.kv_lens.tolist(), owners, strict=True))
@@ -165,7 +170,7 @@ class ContentDevice:
             self._lens[slot] = kv_len
             if plan.sample[index]:
                 failed[index] = self._reads_nan(slot, kv_len)
-                sampled[index, 0] = self._last[slot] = self._sampled(slot, q_len, kv_len, owner, gap)
+                sampled[index, 0] = self._last[slot] = self._sampled(slot, q_len, kv_len, owner, gap, common[index])
         self.num_nan_rows += int(failed.sum())
         if lost == "after":
             raise RuntimeError("lost when it was done")
@@ -175,10 +180,22 @@ class ContentDevice:
         full = self._memories[0]
         return bool(full.is_nan[full.places(slot, np.arange(length))].any())
 
-    def _sampled(self, slot: int, q_len: int, kv_len: int, owner: int, gap: bool) -> int:
+    def _common(self, plan: StepPlan) -> list[int]:
+        """What each row reads through the pages of the first one that has any, as they were when the rows were new."""
+        if plan.common_lens is None:
+            return [0] * len(plan.rows)
+        if plan.rows_version != self._common_version:
+            self._common_version = plan.rows_version
+            self._common_pages = self._memories[0].table[plan.rows[plan.common_lens.argmax()]].copy()
+        assert plan.num_decode == len(plan.rows) and (plan.common_lens < plan.kv_lens).all()
+        self.num_common_steps += 1
+        return plan.common_lens.tolist()
+
+    def _sampled(self, slot: int, q_len: int, kv_len: int, owner: int, gap: bool, common: int) -> int:
         full = self._memories[0]
         positions = np.arange(kv_len)
         places = full.places(slot, positions)
+        places[0][:common] = self._common_pages[positions[:common] // full.page_size]
         tokens = full.tokens[places]
         num_wrong = int(gap) + int(np.count_nonzero((tokens == POISON) | (full.owners[places] != owner)))
         for memory in self._memories[1:]:

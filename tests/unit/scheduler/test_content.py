@@ -95,6 +95,7 @@ class Life:
             policy=POLICIES[seed % len(POLICIES)],
             conservativeness=draw.choice([0.1, 0.3]),
             seed=seed,
+            least_common=draw.choice([1, None]),
         )
         self.harness = harness_on(
             folder, self.device, groups, num_pages, page_size, draw.choice([0, 1, 2]), self.tree, options
@@ -280,6 +281,7 @@ def test_random_lives_give_what_was_asked_for() -> None:
         "pins": sum(life.num_pins for life in lives),
         "errors": sum(len(life.harness.errors) for life in lives),
         "nan": sum(life.device.num_nan_rows for life in lives),
+        "in common": sum(life.device.num_common_steps for life in lives),
         "stopped": sum(finish is Finish.STOP_TOKEN for life in lives for finish in life.harness.finish.values()),
     }
     assert all(num >= 5 for num in happened.values()), happened

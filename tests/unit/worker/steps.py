@@ -39,11 +39,16 @@ MAX_GRAPH_TOKENS = 32
 @cache
 def tiny_decoder() -> Decoder:
     """One model for all tests; nobody changes it."""
+    return new_decoder()
+
+
+def new_decoder(kernels: KernelSet | None = None) -> Decoder:
+    """The same model once more, with kernels of one's own."""
     config = tiny_config(vocab_size=VOCAB)
     tensors = {name: torch.from_numpy(tensor) for name, tensor in tiny_tensors(config).items()}
     with TemporaryDirectory() as folder:
         spec = spec_in(write_tiny_model(Path(folder), vocab_size=VOCAB, tokenizer=False))
-    return decoder_from(spec, tensors)
+    return decoder_from(spec, tensors, kernels)
 
 
 def logits_of(tokens: Sequence[int]) -> np.ndarray:
@@ -96,7 +101,7 @@ class Steps:
             rehearsal = Rehearsal(self.runner, num_pages, PAGE, MAX_LEN)
             prompts = PromptGraphs(decoder, slots, pages, MAX_GRAPH_TOKENS, MAX_LEN, forward)
             prompts.capture(Again(), rehearsal.seat, lambda done: None)
-            graphs = GraphForward(decoder, slots, pages, max_graph_rows, prompts)
+            graphs = GraphForward(decoder, slots, pages, max_graph_rows, prompts, minds_common=True)
             graphs.capture(Again(), rehearsal.seat, lambda done: None)
             rehearsal.clear()
             self.runner.forward = graphs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention import AttentionSpec, paged_attention
+from kernels.attention import AttentionSpec, CommonPrefix, paged_attention
 from kernels.cuda.attention import PagedAttention
 from kernels.cuda.attention_lists import device_list
 from kernels.cuda.context import make_context
@@ -78,3 +78,37 @@ def test_a_list_holds_every_tile_of_the_wanted_rows(
     ]
     assert sorted(tiles[: len(wanted), :5].tolist()) == wanted
     assert np.array_equal(tiles[len(wanted) :, :5], [[len(lens) - 1, 0, 0, 0, 0]] * (capacity - len(wanted)))
+
+
+def with_common(case: Case, lens: list[int]) -> Case:
+    """The same case, of which the device alone knows who has the first row's first keys."""
+    table = case.batch.page_table[:1, : max(lens) // case.batch.page_size + 1].to(torch.int32)
+    common = CommonPrefix(table, torch.tensor(lens, dtype=torch.int32, device=case.q.device))
+    return replace(case, batch=replace(case.batch, prefix=None, common=common))
+
+
+# Not everybody needs to be told of, and a row that has ended has no context.
+@pytest.mark.parametrize("lens", [[32, 32, 0, 32, 0, 32], [0] * 6])
+@pytest.mark.parametrize(("heads", "splits"), [((6, 2), None), ((6, 2), 3), ((8, 1), 2)])
+def test_rows_that_have_a_prefix_in_common(
+    lens: list[int], heads: tuple[int, int], splits: int | None, device: torch.device
+) -> None:
+    rows = [(1, 40), (1, 33), (1, 50), (1, 36), (1, 20), (1, 0)]
+    case = make_case(rows, heads=heads, prefix=[(4, 32), (1, 0), (1, 0)], device=device)
+    context = make_context(device, Tuner(device, None))
+    spec = AttentionSpec(0.3, sinks=torch.linspace(-1.0, 3.0, heads[0], device=device))
+    expected, _ = plain_attention(case, spec)
+    found = with_common(case, lens)
+    out = PagedAttention(context, splits=splits)(case.q, case.kv, found.batch, spec)
+    assert relative_error(out[:5], expected[:5]) < 2e-6 and out.isfinite().all()
+    assert not context.tickets.any()
+    alone = replace(case.batch, prefix=None)
+    for attention in (paged_attention, FixedAttention(context)):
+        assert torch.equal(attention(case.q, case.kv, found.batch, spec), attention(case.q, case.kv, alone, spec))
+
+
+def test_windows_leave_nothing_in_common(device: torch.device) -> None:
+    case = make_case([(1, 40), (1, 50)], prefix=[(2, 32)], device=device)
+    spec, attention = AttentionSpec(0.3, 12), PagedAttention(make_context(device, Tuner(device, None)))
+    out = attention(case.q, case.kv, with_common(case, [32, 32]).batch, spec)
+    assert torch.equal(out, attention(case.q, case.kv, replace(case.batch, prefix=None), spec))
