@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_ALIGNED = 16
+"""Numbers."""
+
 
 @dataclass(frozen=True, eq=False)
 class SlotTensors:
@@ -57,8 +60,9 @@ class StepInputs:
 
 
 def empty_inputs(num_tokens: int, num_rows: int, width: int, device: torch.device) -> StepInputs:
-    """Room for what a forward pass reads."""
-    tokens, positions, locations = torch.empty(3, num_tokens, dtype=torch.int64, device=device).unbind(0)
+    """Room for what a forward pass reads; vectors begin where wide loads may, so that kernels are compiled once."""
+    room = -(-num_tokens // _ALIGNED) * _ALIGNED
+    tokens, positions, locations = torch.empty(3, room, dtype=torch.int64, device=device)[:, :num_tokens].unbind(0)
     kv_lens = torch.empty(num_rows, dtype=torch.int64, device=device)
     table = torch.empty(num_rows, width, dtype=torch.int32, device=device)
     return StepInputs(tokens, positions, locations, kv_lens, table)

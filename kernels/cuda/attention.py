@@ -197,8 +197,8 @@ class PagedAttention:
             page_size=call.batch.page_size,
             lanes=launch.lanes,
             part=launch.part,
-            # Matters only for parts that are merged; else one kernel does for all lengths.
-            longest=launch.q_len if splits > 1 else launch.lanes,
+            # Matters only for parts that are merged; else, and for rows of all lengths, one kernel does for all.
+            longest=launch.q_len if splits > 1 and not launch.is_ragged else launch.lanes,
             is_float32=call.q.dtype == torch.float32,
             has_tree=call.batch.tree is not None and launch.part != SHARED,
             has_window=call.spec.window is not None,

@@ -39,6 +39,11 @@ class Launch:
     tiles: Tensor | None
     """Device int32 `[num_tiles, LIST_COLUMNS]`, or None where tiles follow from q_len."""
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows may differ in length, and the longest from step to step."""
+        return self.tiles is not None and self.part == WHOLE
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:

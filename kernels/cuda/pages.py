@@ -51,7 +51,7 @@ def page_lists(page_table: Tensor, kv_lens: Tensor, page_size: int, size: int) -
         page_table.stride(0),
         PAGE_SIZE=page_size,
         BLOCK=BLOCK,
-        ROWS=min(triton.next_power_of_2(num_rows), MAX_ROWS),
+        ROWS=MAX_ROWS,
     )
     return pages, starts, last
 
@@ -93,7 +93,7 @@ def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> 
     )
 
 
-@triton.jit(do_not_specialize=["num_columns"])
+@triton.jit(do_not_specialize=["num_columns", "stride"])
 def gather_page_rows(page_table, rows, kv_lens, out, stride, num_columns, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """BLOCK columns of a row of the result."""
     row = tl.program_id(0).to(tl.int64)
@@ -104,7 +104,7 @@ def gather_page_rows(page_table, rows, kv_lens, out, stride, num_columns, PAGE_S
     tl.store(out + row * num_columns + columns, pages, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "size"])
+@triton.jit(do_not_specialize=["num_rows", "size", "stride"], do_not_specialize_on_alignment=["page_table", "kv_lens"])
 def list_pages(
     page_table,
     kv_lens,

@@ -12,10 +12,10 @@ from torch import Tensor
 from kernels.cuda.small_gemm import strip_kernel, vector_kernel
 from kernels.cuda.tile_gemm import tile_kernel
 
-MAX_TOKENS = 64
+MAX_TOKENS = 128
 """The kernels take no more rows of activations than this."""
 
-TOKEN_CLASSES = (1, 8, 16, 32, 64)
+TOKEN_CLASSES = (1, 8, 16, 32, 64, 128)
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What the kernels' tensor cores multiply."""
@@ -25,6 +25,9 @@ NUM_MULTIPROCESSORS = 132
 
 MAX_PARTS = 8
 """Of a sum that several programs share."""
+
+MOST_GATED_ROWS = 128
+"""Of a program, gates and ups, that adds up parts."""
 
 # What a launch takes beside the kernel's arguments is in no type.
 _strip: Any = strip_kernel
@@ -172,7 +175,7 @@ class Tile:
         num_tokens, in_dim = x.shape
         results = out.shape[1]
         num_tiles = _parts(results, self.rows // 2 if gated else self.rows)
-        num_parts = self.parts(num_tiles, in_dim)
+        num_parts = self.parts(num_tiles, in_dim, gated=gated)
         tokens = max(padded_tokens(num_tokens), 16)
         scratch = None
         if num_parts > 1:
@@ -205,11 +208,13 @@ class Tile:
             launch_pdl=pdl,
         )
 
-    def parts(self, num_tiles: int, in_dim: int) -> int:
+    def parts(self, num_tiles: int, in_dim: int, *, gated: bool = False) -> int:
         """Of in_dim, for one program each: few, as all are added, and each worth filling the shared memory.
 
-        A power of two, as the kernel is compiled for each number.
+        A power of two, as the kernel is compiled for each number. One where a gate leaves no registers for adding.
         """
+        if gated and self.rows > MOST_GATED_ROWS:
+            return 1
         wanted = min(self.programs * NUM_MULTIPROCESSORS // num_tiles, in_dim // (self.depth * self.stages), MAX_PARTS)
         return 1 << wanted.bit_length() - 1 if wanted > 1 else 1
 
@@ -227,7 +232,7 @@ def _ahead(columns: int, weight: Tensor) -> int:
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """The number of tokens that the kernel is compiled for: 8, 16, 32 or 64."""
+    """The number of tokens that the kernel is compiled for: 8, 16, 32, 64 or 128."""
     assert 0 < num_tokens <= MAX_TOKENS, num_tokens
     return max(8, 1 << (num_tokens - 1).bit_length())
 
@@ -274,13 +279,28 @@ _CONFIGS: Mapping[int, Mapping[str, Config]] = {
         "tile128x64x3": Tile(128, 64, 3, 4, programs=3, ahead=128),
         "tile128x64x4": Tile(128, 64, 4, 4, programs=2, ahead=256),
         "tile128x128x4": Tile(128, 128, 4, 8, programs=1, ahead=512),
+        "tile256x64x4": Tile(256, 64, 4, 8, programs=1, ahead=256),
+    },
+    # Every program reads all activations: with 128 rows as many bytes as there are weights come from the cache.
+    128: {
+        "tile64x64x3": Tile(64, 64, 3, 4, programs=3, ahead=128),
+        "tile128x64x3": Tile(128, 64, 3, 8, programs=2, ahead=128),
+        "tile128x64x5": Tile(128, 64, 5, 8, programs=1, ahead=256),
+        "tile256x64x4": Tile(256, 64, 4, 16, programs=1, ahead=256),
     },
 }
 """By token class; names: rows x warps x unroll, rows x warps x tiles, rows x depth x stages; `a` fetches ahead.
 
 Each was the fastest for some matrix of an 8B or a 0.6B model on an H200 (docs/performance.md)."""
 
-_DEFAULTS = {1: "vector2x4x2", 8: "tile64x128x5", 16: "tile64x128x5", 32: "tile64x128x4", 64: "tile128x64x4"}
+_DEFAULTS = {
+    1: "vector2x4x2",
+    8: "tile64x128x5",
+    16: "tile64x128x5",
+    32: "tile64x128x4",
+    64: "tile128x64x4",
+    128: "tile128x64x3",
+}
 
 
 def configs(num_tokens: int, *, gated: bool) -> dict[str, Config]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,12 @@ class Forward(Protocol):
     minds_ends: bool
     """Slots that have ended do nothing in it; else their rows go on, and the host drops what they say."""
 
+    @property
+    def logit_sizes(self) -> Sequence[int]:
+        """Numbers of rows, ascending, for which logits should be made: what a library does for others may have to be
+        loaded first, which takes as long as some steps. Empty: any."""
+        ...
+
     def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
         """Takes what the slots hold before the step, and advances their seq_len."""
         ...
@@ -65,6 +72,7 @@ class EagerForward:
     """Every operation is called from Python."""
 
     minds_ends = True
+    logit_sizes: Sequence[int] = ()
 
     def __init__(self, decoder: Decoder, slots: DeviceSlots, pages: Pages) -> None:
         self._decoder = decoder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +18,7 @@ from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
 from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
 from scheduler_proc.worker.forward import Forward, Hidden, Pages
-from scheduler_proc.worker.step_arrays import StepArrays
+from scheduler_proc.worker.step_arrays import StepArrays, least_size
 
 _STEPS = ((0, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 1 << 20))
 """(from, by how much, until): sizes grow apart as the batch does."""
@@ -103,6 +102,10 @@ class GraphForward:
         )
         self._sampling = SamplingTensors(*(values.new_zeros(max_rows) for values in slots.sampling))
         self._last: StepArrays | None = None
+
+    @property
+    def logit_sizes(self) -> Sequence[int]:
+        return self.sizes
 
     @property
     def num_graphs(self) -> int:
@@ -249,12 +252,6 @@ class GraphForward:
         self._common.lens[: len(lens)] = lens
         self._common.lens[len(lens) : size] = 0
         self._common.page_table.copy_(self._slots.page_table[leader : leader + 1])
-
-
-def least_size(sizes: Sequence[int], num_rows: int) -> int | None:
-    """The least of ascending sizes for so many rows; None if they are too many."""
-    index = bisect_left(sizes, num_rows)
-    return sizes[index] if index < len(sizes) else None
 
 
 def _drawing(plan: StepPlan) -> Drawing:

@@ -63,7 +63,7 @@ class ModelRunner:
             # Once: if it fails, so do those that join, and the next ones in their slots begin anew.
             self.adjustments.join(plan.joins)
         if self._arrays is None or self._arrays.version != plan.rows_version:
-            self._arrays = upload_arrays(plan, self.transfer)
+            self._arrays = upload_arrays(plan, self.transfer, self.forward.logit_sizes)
         done = self.forward(plan, self._arrays)
         pending = PendingStep(plan)
         if plan.sample.any():
@@ -121,7 +121,9 @@ class ModelRunner:
         if done.logits is not None:
             return done.logits
         assert done.states is not None
-        return self.decoder.logits(done.states if arrays.last is None else done.states[arrays.last])
+        if arrays.last is None or arrays.sampling is None:
+            return self.decoder.logits(done.states)
+        return self.decoder.logits(done.states[arrays.last])[: len(arrays.sampling)]
 
     def _advance(self, rows: Tensor, drawn: Tensor) -> None:
         if self.forward.minds_ends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class ProgramForward:
     """One call for the whole pass, on the CPU. The decoder's operations must be recordable (kernels.dispatch)."""
 
     minds_ends = False
+    logit_sizes: Sequence[int] = ()
 
     def __init__(
         self,

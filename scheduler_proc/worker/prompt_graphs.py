@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class PromptGraphs:
     """
 
     minds_ends = True
+    logit_sizes: Sequence[int] = ()
 
     def __init__(
         self,

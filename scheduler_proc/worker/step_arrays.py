@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +31,7 @@ class StepArrays:
     sampling: Tensor | None = None
     """int64 [s]: the rows that sample."""
     last: Tensor | None = None
-    """int64 [s]: the last token of each of those, counted over the step."""
+    """int64 [at least s]: the last token of each of those, counted over the step, and then any."""
     leader: int = -1
     """Slot that has what the rows have in common; -1: nothing."""
     common_lens: Tensor | None = None
@@ -43,8 +45,10 @@ class StepArrays:
         return self.rows if self.sampling is None else self.rows[self.sampling]
 
 
-def upload_arrays(plan: StepPlan, transfer: Transfer) -> StepArrays:
-    """One upload for all that the step needs of its plan."""
+def upload_arrays(plan: StepPlan, transfer: Transfer, sizes: Sequence[int] = ()) -> StepArrays:
+    """One upload for all that the step needs of its plan. sizes: numbers of rows, ascending, that logits are made for;
+    beyond them, as many as there are.
+    """
     rows: Piece = (plan.rows, torch.int64)
     if plan.num_decode == len(plan.rows):
         if plan.common_lens is None:
@@ -55,11 +59,19 @@ def upload_arrays(plan: StepPlan, transfer: Transfer) -> StepArrays:
     ends = np.cumsum(plan.q_lens)
     starts = np.concatenate((np.zeros(1, ends.dtype), ends))
     own = np.full(plan.num_decode, -1, np.int32)
-    slots, q_starts, host_tokens, sampling, last = transfer.upload_all(
+    last = ends[plan.sample] - 1
+    wanted = least_size(sizes, len(last)) or len(last)
+    slots, q_starts, host_tokens, sampling, last_tokens = transfer.upload_all(
         rows,
         (starts, torch.int32),
         (np.concatenate((own, plan.tokens)), torch.int32),
         (np.flatnonzero(plan.sample), torch.int64),
-        (ends[plan.sample] - 1, torch.int64),
+        (np.concatenate((last, np.zeros(wanted - len(last), last.dtype))), torch.int64),
     )
-    return StepArrays(plan.rows_version, slots, q_starts, host_tokens, sampling, last)
+    return StepArrays(plan.rows_version, slots, q_starts, host_tokens, sampling, last_tokens)
+
+
+def least_size(sizes: Sequence[int], num_rows: int) -> int | None:
+    """The least of ascending sizes for so many rows; None if they are too many."""
+    index = bisect_left(sizes, num_rows)
+    return sizes[index] if index < len(sizes) else None

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FEW_ROWS = 8
 """Decoding rows beside a rehearsed prompt."""
+FEW_TOKENS = 5
+"""Of a row that is neither decoding nor a prompt for the attention kernel."""
 
 
 class WarmUp:
@@ -73,18 +75,30 @@ class WarmUp:
         most_rows = min(config.max_running_requests, config.chunked_prefill_size)
         chunks = rehearsal.chunks(config.chunked_prefill_size)
         beside = [1] * min(FEW_ROWS, most_rows - 1)
+        many = [1] * (most_rows // 2)
         steps: list[Callable[[], None]] = [
             *(partial(rehearsal.decode, rows) for rows in graph_sizes(most_rows) if rows > max_graph_rows),
             *(partial(rehearsal.prompts, [chunk]) for chunk in chunks),
             # From here on kernels are compiled only: what they are chosen by is above.
             self._end_choosing,
             *(partial(rehearsal.prompts, [*beside, chunk], CONTEXT, len(beside)) for chunk in chunks),
+            # Where rows are many, contexts are not divided among programs.
+            *(partial(rehearsal.prompts, [chunk] * self._rows_of(chunk)) for chunk in chunks),
+            *(
+                partial(rehearsal.prompts, [*rows, chunks[-1] - sum(rows)], CONTEXT, rows.count(1))
+                for rows in (many, [*beside, *[FEW_TOKENS] * len(beside)], [FEW_TOKENS] * (len(many) // 2))
+                if sum(rows) < chunks[-1] and len(rows) < most_rows
+            ),
             *(partial(rehearsal.extras, rows) for rows in sorted({1, min(FEW_ROWS, most_rows)})),
         ]
         with self._shown("kernels", len(steps)) as progress:
             for done, step in enumerate(steps):
                 progress(done)
                 step()
+
+    def _rows_of(self, length: int) -> int:
+        """How many rows of so many tokens a step may have."""
+        return max(min(self._config.chunked_prefill_size // length, self._config.max_running_requests), 1)
 
     @contextmanager
     def _shown(self, what: str, total: int) -> Generator[Callable[[int], None]]:

@@ -128,11 +128,11 @@ def test_the_choice(kernel: type[Linear], torch_way: Callable, device: torch.dev
     weight = among_nans(20, 48, torch.float16, device, seed=13).contiguous()
     context, picker = picking(device)
     product = kernel(context)
-    for num_tokens in (0, 1, 7, 8, 9, 17, 33, 65):
+    for num_tokens in (0, 1, 7, 8, 9, 17, 33, 65, 129):
         out = product(x[:num_tokens], weight, None)
         expected = torch_way(x[:num_tokens].float(), weight.float(), None)
         assert out.shape == expected.shape and close(out, expected)
-    assert [key[0] for _, key, _, _ in picker.asked] == [1, 8, 8, 16, 32, 64]
+    assert [key[0] for _, key, _, _ in picker.asked] == [1, 8, 8, 16, 32, 64, 128]
     assert {op for op, _, _, _ in picker.asked} == {kernel.op}
     assert all("torch" in names and default in names - {"torch"} for _, _, names, default in picker.asked)
 
@@ -212,6 +212,8 @@ def test_parts_are_worth_their_sum() -> None:
     assert tile.parts(2004, 4096) == 1
     assert tile.parts(16, 1024) == 2
     assert tile.parts(1, 32) == 1
+    wide = Tile(256, 64, 4, 16, 1, 256)
+    assert wide.parts(16, 4096) == 8 and wide.parts(16, 4096, gated=True) == 1
 
 
 def test_what_the_kernels_do_not_take_is_for_torch(device: torch.device) -> None:
