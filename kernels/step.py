@@ -61,7 +61,7 @@ class StepInputs:
 
 def empty_inputs(num_tokens: int, num_rows: int, width: int, device: torch.device) -> StepInputs:
     """Room for what a forward pass reads; vectors begin where wide loads may, so that kernels are compiled once."""
-    room = -(-num_tokens // _ALIGNED) * _ALIGNED
+    room = (num_tokens // _ALIGNED + 1) * _ALIGNED
     tokens, positions, locations = torch.empty(3, room, dtype=torch.int64, device=device)[:, :num_tokens].unbind(0)
     kv_lens = torch.empty(num_rows, dtype=torch.int64, device=device)
     table = torch.empty(num_rows, width, dtype=torch.int32, device=device)

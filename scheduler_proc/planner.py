@@ -97,14 +97,13 @@ class Planner:
     def _steady_plan(self, decode: DecodeRows) -> StepPlan:
         """A step of all decode rows and nothing else: numpy only, the same work whatever the batch."""
         slots = self.slots
-        least_common, table = self.options.least_common, self.cache.tables[0]
+        num_shares = self.cache.tables[0].num_shares
         # What is found stays true as long as the rows stay. But what was a row's own may have become the tree's since.
-        if self._stable is not decode or (least_common is not None and self._num_shares != table.num_shares):
+        if self._stable is not decode or (self.options.least_common is not None and self._num_shares != num_shares):
             self._stable = decode
             self._rows_version += 1
-            if least_common is not None:
-                self._common_lens = common_lens(table, decode.rows, self.cache.page_size, least_common)
-                self._num_shares = table.num_shares
+            self._common_lens = self._found_common(decode.rows)
+            self._num_shares = num_shares
         self.step += 1
         kv_lens = slots.plan_steady(decode, self.step)
         num = len(decode.rows)
@@ -126,6 +125,11 @@ class Planner:
             logprobs=decode.logprobs,
             common_lens=self._common_lens,
         )
+
+    def _found_common(self, rows: np.ndarray) -> np.ndarray | None:
+        """StepPlan.common_lens, of a step of these rows alone."""
+        least = self.options.least_common
+        return None if least is None else common_lens(self.cache.tables[0], rows, self.cache.page_size, least)
 
     def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:
         slots, rows = self.slots, decode.rows
@@ -213,6 +217,7 @@ class Planner:
             adjusts_logits=bool(slots.adjusts[sampling].any()),
             logprobs=wanted if (wanted >= 0).any() else None,
             prompt_scores=self._prompt_scores(len(decode), chunk_rows, starts.tolist(), chunk_lens),
+            common_lens=None if chunk_rows else self._found_common(decode),
         )
 
     def _prompt_scores(

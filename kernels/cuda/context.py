@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cuda.cublas_lt import CublasLt, load
 from kernels.cuda.tuning import Tuner
 
 NUM_TICKETS = 1 << 16
@@ -22,7 +21,6 @@ class Context:
     tuner: Tuner
     tickets: Tensor
     """int32 `[NUM_TICKETS]` on the device: a kernel that counts in them finds zeros and leaves zeros."""
-    cublas_lt: CublasLt | None = None
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -32,4 +30,4 @@ def is_capturing(device: torch.device) -> bool:
 
 def make_context(device: torch.device, tuner: Tuner) -> Context:
     """A context with counters of its own."""
-    return Context(device, tuner, torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device), load(device))
+    return Context(device, tuner, torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device))

@@ -1,4 +1,4 @@
-"""The dense product on CUDA: for few tokens kernels of our own, as the weights' bytes are the cost; else cuBLAS's."""
+"""The dense product on CUDA: kernels of our own for few tokens, where the weights' bytes are the cost; else torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ from kernels.cuda.small_gemm_launch import (
     token_class,
 )
 
-_DENSE = "dense"
-"""What the choice among cuBLASLt's algorithms is called."""
-
-MOST_CHOSEN = 256
-"""Up to so many tokens cuBLASLt's algorithms are measured: beyond that the one that cuBLAS takes was the fastest."""
-
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """What has the signature of `kernels.linear.linear`."""
 
@@ -37,8 +31,7 @@ class Linear:
 
     Up to MAX_TOKENS tokens in bfloat16 or float16, whatever was fastest for the shape and the class of num_tokens (1,
     up to 8, up to 16 and so on): sums in fp32 are rounded once, after the bias. A token's result does not depend on the
-    other tokens, nor, within a class, on how many there are, unless torch was chosen. Up to MOST_CHOSEN tokens the
-    fastest of cuBLASLt's algorithms for just so many. Repeated calls agree to the bit.
+    other tokens, nor, within a class, on how many there are, unless torch was chosen. Repeated calls agree to the bit.
     """
 
     op = "linear"
@@ -50,7 +43,6 @@ class Linear:
         """
         self._tuner = context.tuner
         self._tickets = context.tickets
-        self._lt = context.cublas_lt
         device = context.device
         self._pdl = None if pdl is None else pdl and can(device)
         self._classes = {kind: configs(kind, gated=self.gated) for kind in TOKEN_CLASSES}
@@ -58,9 +50,7 @@ class Linear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `kernels.linear`."""
         num_tokens, in_dim = x.shape
-        if num_tokens > MAX_TOKENS:
-            return self._gate(self._chosen(x, weight, bias))
-        if num_tokens == 0 or not _fit(x, weight, bias):
+        if not 0 < num_tokens <= MAX_TOKENS or not _fit(x, weight, bias):
             return self._torch(x, weight, bias)
         kind = token_class(num_tokens)
         found = self._classes[kind]
@@ -94,27 +84,7 @@ class Linear:
         return out
 
     def _torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._gate(F.linear(x, weight, bias))
-
-    def _gate(self, sums: Tensor) -> Tensor:
-        """What is done with the product of x and weight."""
-        return sums
-
-    def _chosen(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The product of more tokens than our kernels take."""
-        if self._lt is None or bias is not None or x.shape[0] > MOST_CHOSEN or not _fit(x, weight, bias):
-            return F.linear(x, weight, bias)
-        key = (*x.shape, weight.shape[0], x.stride(0), weight.stride(0), str(x.dtype))
-        found = self._lt.algorithms(x, weight)
-        name = self._tuner.known(_DENSE, key)
-        if name is None:
-            runs: dict[str, Callable[[], Tensor]] = {
-                name: partial(self._lt.run, algorithm, x, weight) for name, algorithm in found.items()
-            }
-            runs["torch"] = partial(F.linear, x, weight)
-            name = self._tuner.choose(_DENSE, key, runs, "torch")
-        algorithm = found.get(name)
-        return F.linear(x, weight) if algorithm is None else self._lt.run(algorithm, x, weight)
+        return F.linear(x, weight, bias)
 
 
 def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -129,5 +99,5 @@ class GatedLinear(Linear):
     op = "gated_linear"
     gated = True
 
-    def _gate(self, sums: Tensor) -> Tensor:
-        return silu_and_mul(sums)
+    def _torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return silu_and_mul(F.linear(x, weight, bias))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from scheduler_proc.common_prefix import common_lens
 from tests.support.device_matrix import (
     FAMILIES,
     Judge,
@@ -63,6 +66,31 @@ def test_close_to_float32(model: TinyModel, judge: Judge, made: list[Case], run:
     assert len(verdict.divergences) == len(LENGTHS) * TOKENS
     assert mean < MEAN_DIVERGENCE and most < MOST_DIVERGENCE
     assert outcome.num_retractions > 0 or run != CROWDED
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_with_a_common_prefix(
+    model: TinyModel, judge: Judge, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has found to be common it goes through once, also beside others and when rows end."""
+    monkeypatch.setattr("scheduler_proc.build.LEAST_SAVED", 1)
+    told = []
+
+    def finding(*arguments: Any) -> np.ndarray | None:
+        told.append(common_lens(*arguments))
+        return told[-1]
+
+    monkeypatch.setattr("scheduler_proc.planner.common_lens", finding)
+    (shared,) = greedy_cases(400, [50], 1, seed=7)
+    own = greedy_cases(400, [1 + 3 * index for index in range(18)], 1, seed=8)
+    made = [Case([*shared.prompt, *case.prompt], 12 + index) for index, case in enumerate(own)]
+    made += greedy_cases(400, [20, 70], TOKENS, seed=9)
+    run = Run(company=True, cache="warm", depth=depth, graphs=True)
+    config = configured(DEVICE, run, cuda_graph_max_bs=24, max_running_requests=24)
+    outcome = carry_out(tmp_path, config, model, made, run)
+    verdict = judge.greedy("in common", made, outcome.answers)
+    assert sum(verdict.divergences) / len(verdict.divergences) < MEAN_DIVERGENCE
+    assert max(int((lens > 0).sum()) for lens in told if lens is not None) >= 8
 
 
 def test_deterministic_to_the_bit(model: TinyModel, judge: Judge, made: list[Case], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
 
 from engine.ipc.messages import Finish
 from scheduler_proc.plan import Device, Handle, StepPlan
@@ -90,6 +91,26 @@ def test_steady_steps_neither_wait_nor_take_memory(
     harness.device.close()
     assert not harness.errors
     assert all(len(tokens) == 120 for tokens in harness.tokens.values())
+
+
+def test_nothing_is_compiled_after_the_start(model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes together in a step: what is compiled then holds up everybody."""
+    run = Run(company=True, depth=2, graphs=True, cache="cold", chunk=512)
+    options = {"max_running_requests": 64, "cuda_graph_max_bs": 64, "max_total_tokens": 1 << 16}
+    harness = Harness.of_model(tmp_path, configured(DEVICE, run, **options), model.files)
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **what: compiled.append(str(what["repr"])[:300])
+    )
+    rng = np.random.default_rng(1)
+    for number in range(1, 301):
+        length = int(rng.choice([1, 2, 3, 5, 9, 17, 40, 64, 100, 130, 300, 500]))
+        harness.add(number, rng.integers(3, 400, length).tolist(), max_tokens=int(rng.integers(1, 60)), seed=number)
+        harness.turn(int(rng.integers(0, 3)))
+    harness.run()
+    harness.device.close()
+    assert not harness.errors
+    assert compiled == []
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulerOptions
+from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulePolicy, SchedulerOptions
 from engine.errors import EngineError
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
@@ -39,6 +39,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable-cuda-graph", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--page-size", type=int, help="default: the device's own")
+    parser.add_argument("--schedule-policy", choices=get_args(SchedulePolicy), default="fcfs", help="who is first")
     parser.add_argument("--chunked-prefill-size", type=int, help="default: the device's own")
     parser.add_argument("--cpu-threads", type=int)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
@@ -75,6 +76,7 @@ def configure(
                 disable_cuda_graph=options.disable_cuda_graph,
                 disable_radix_cache=disable_radix_cache,
                 deterministic=options.deterministic,
+                schedule_policy=options.schedule_policy,
             ),
             process=ProcessOptions(cpu_threads=options.cpu_threads),
         )

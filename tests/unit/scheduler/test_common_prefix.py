@@ -94,6 +94,8 @@ def test_plans_tell_of_it(depth: int, tmp_path: Path) -> None:
     told = [(len(plan.rows), None if plan.common_lens is None else plan.common_lens.tolist()) for plan in steady]
     assert (2, [48, 48]) in told[:4] and (3, [48, 48, 48]) in told
     assert all(lens is None for rows, lens in told if rows == 1)
+    # Also of steps in which a row is not there any more that the host has not seen end.
+    assert all(lens is not None for rows, lens in told[4:] if rows > 1)
     for before, plan in itertools.pairwise(steady):
         if plan.rows_version == before.rows_version:
             assert plan.common_lens is before.common_lens
