@@ -23,7 +23,7 @@ from scheduler_proc.numerics import refuse_without_a_model
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
 from scheduler_proc.planner import Planner
-from scheduler_proc.settle import context_length
+from scheduler_proc.settle import context_length, mixed_chunk_size
 from scheduler_proc.slots import Slots
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
@@ -131,6 +131,7 @@ def build_workload(
         model.config.eos_ids,
         PlannerOptions(
             step_tokens=config.chunked_prefill_size,
+            mixed_tokens=mixed_chunk_size(config, model),
             chunk_tokens=options.max_prefill_tokens,
             max_step_gap=options.max_step_gap,
             policy=options.schedule_policy,

@@ -9,6 +9,8 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds and orders the plans; lengths in tokens."""
 
     step_tokens: int = 256
+    mixed_tokens: int = 1 << 30
+    """The limit of a step in which rows decode, if it is less than step_tokens and leaves prompts their half."""
     chunk_tokens: int = 1 << 30
     """Most prompt tokens of one request in a step."""
     max_step_gap: int = 4

@@ -1,8 +1,9 @@
 """Who runs next: token budget, admission, chunked prefill, page reservation, retraction.
 
-A step holds at most `step_tokens` tokens. Decode rows come first, then prompts in the middle of their prefill, then
-waiting requests in the policy's order. While a prompt wants to move, decode rows leave it a part of the step; while
-rows decode, prompts leave them theirs; and no more requests run than can each move once in `max_step_gap` steps.
+A step holds at most `step_tokens` tokens, and where rows decode `mixed_tokens`. Decode rows come first, then prompts in
+the middle of their prefill, then waiting requests in the policy's order. While a prompt wants to move, decode rows
+leave it a part of the step; while rows decode, prompts leave them theirs; and no more requests run than can each move
+once in `max_step_gap` steps.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Planner:
             plan = self._steady_plan(decode)
         else:
             rows = self._choose_decode_rows(decode)
-            chunk_rows, chunk_lens = self._choose_chunks(self.options.step_tokens - len(rows))
+            chunk_rows, chunk_lens = self._choose_chunks(self._most_tokens(len(rows)) - len(rows))
             if len(rows) == 0 and not chunk_rows:
                 return None
             plan = self._mixed_plan(rows, chunk_rows, chunk_lens)
@@ -130,6 +131,13 @@ class Planner:
         """StepPlan.common_lens, of a step of these rows alone."""
         least = self.options.least_common
         return None if least is None else common_lens(self.cache.tables[0], rows, self.cache.page_size, least)
+
+    def _most_tokens(self, num_decode: int) -> int:
+        """Of a step in which so many rows decode."""
+        options = self.options
+        return (
+            min(options.step_tokens, max(options.mixed_tokens, 2 * num_decode)) if num_decode else options.step_tokens
+        )
 
     def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:
         slots, rows = self.slots, decode.rows

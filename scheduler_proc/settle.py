@@ -8,9 +8,14 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.model_files.types import ModelFiles
+from engine.model_files.types import ModelConfig, ModelFiles
 
 log = logging.getLogger(__name__)
+
+MIXED_STEP_FLOPS = 15_000_000_000_000
+"""What an H200 does in about 25 ms: more at a time makes prompts hardly faster, and everybody waits for it."""
+LEAST_MIXED_TOKENS = 512
+"""Steps of fewer tokens would read the weights too often."""
 
 LEAST_CAPABILITY = (8, 0)
 """Of a CUDA device: the kernels want what came with Ampere."""
@@ -63,6 +68,24 @@ def context_length(config: EngineConfig, model: ModelFiles) -> int:
             f"--context-length is {asked}, but {model.name} handles at most {model.config.max_position} tokens."
         )
     return asked
+
+
+def mixed_chunk_size(config: EngineConfig, model: ModelFiles) -> int:
+    """Most tokens of a step in which requests decode."""
+    asked = config.scheduler.mixed_chunk_size
+    if asked is not None:
+        return asked
+    if config.device != "cuda":
+        return config.chunked_prefill_size
+    most = max(MIXED_STEP_FLOPS // flops_per_token(model.config), LEAST_MIXED_TOKENS)
+    # A power of two: sizes that have graphs.
+    return min(1 << most.bit_length() - 1, config.chunked_prefill_size)
+
+
+def flops_per_token(model: ModelConfig) -> int:
+    """Of all layers' matrices."""
+    heads, kv_heads = (count * model.head_dim for count in (model.num_heads, model.num_kv_heads))
+    return 2 * model.num_layers * model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size)
 
 
 def _why_no_cuda() -> str:

@@ -34,6 +34,7 @@ SHOWN_OPTIONS = (
     "max_running_requests",
     "max_total_tokens",
     "chunked_prefill_size",
+    "mixed_chunk_size",
     "max_prefill_tokens",
     "max_step_gap",
     "max_queued_requests",

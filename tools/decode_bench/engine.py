@@ -41,6 +41,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, help="default: the device's own")
     parser.add_argument("--schedule-policy", choices=get_args(SchedulePolicy), default="fcfs", help="who is first")
     parser.add_argument("--chunked-prefill-size", type=int, help="default: the device's own")
+    parser.add_argument("--mixed-chunk-size", type=int, help="default: the device's own")
     parser.add_argument("--cpu-threads", type=int)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
 
@@ -72,6 +73,7 @@ def configure(
                 max_total_tokens=max_total_tokens,
                 page_size=options.page_size,
                 chunked_prefill_size=options.chunked_prefill_size,
+                mixed_chunk_size=options.mixed_chunk_size,
                 overlap_depth=options.overlap_depth,
                 disable_cuda_graph=options.disable_cuda_graph,
                 disable_radix_cache=disable_radix_cache,

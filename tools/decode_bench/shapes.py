@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.model_files.hf_config import hf_model_config
 from engine.model_files.types import ModelConfig, ModelFiles
+from scheduler_proc.settle import flops_per_token
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
@@ -82,10 +83,7 @@ def dummy_model(name: str, folder: Path) -> ModelFiles:
 
 def weight_bytes(model: ModelConfig, item_bytes: int = 2) -> int:
     """Bytes of the matrices that every decode step reads whole, at `item_bytes` a number."""
-    heads = model.num_heads * model.head_dim
-    kv_heads = model.num_kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size)
-    return item_bytes * (model.num_layers * layer + model.vocab_size * model.hidden_size)
+    return item_bytes * (flops_per_token(model) // 2 + model.vocab_size * model.hidden_size)
 
 
 def token_bytes(model: ModelConfig, item_bytes: int = 2) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.ipc.messages import Abort, Finish, Resend, StatsCall, Stop
@@ -216,3 +217,17 @@ def test_a_long_prompt_has_half_of_every_step_when_it_is_the_oldest(tmp_path: Pa
         harness.turn()
         turns += 1
     assert turns <= 2 * 640 // 64 + 1
+
+
+@pytest.mark.parametrize(("running", "chunk"), [(0, 60), (4, 12), (12, 12)])
+def test_prompts_hold_up_who_decodes_less_than_nobody(tmp_path: Path, running: int, chunk: int) -> None:
+    harness = Harness(tmp_path, step_tokens=64, mixed_tokens=16, num_slots=16, num_pages=256)
+    for number in range(running):
+        harness.add(number, 3, max_tokens=100)
+        harness.turn()
+    harness.add(100, [3 + i % 900 for i in range(60)], max_tokens=2)
+    harness.turn()
+    slot = int(np.flatnonzero(harness.slots.prompt_len == 60)[0])
+    # The rest of 16 tokens, or as many as there are rows.
+    assert int(harness.slots.planned[slot]) == chunk
+    harness.run()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.config import EngineConfig, SchedulerOptions
 from engine.errors import ConfigError
-from scheduler_proc.settle import settle
+from scheduler_proc.settle import mixed_chunk_size, settle
+from tools.decode_bench.shapes import shaped_model
 
 
 def config(device: str, **options: object) -> EngineConfig:
@@ -71,3 +74,18 @@ def test_defaults_follow_the_device() -> None:
     assert config("cuda", max_running_requests=10, cuda_graph_max_bs=64).cuda_graph_max_bs == 10
     assert config("cuda", cuda_graph_max_bs=6).cuda_graph_max_bs == 6
     assert config("cuda", disable_cuda_graph=True).cuda_graph_max_bs == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "expected"),
+    [
+        # About 25 ms on a fast device, whatever the model; never more than a step may hold.
+        ("8b", {"device": "cuda"}, 1024),
+        ("0.6b", {"device": "cuda"}, 4096),
+        ("0.6b", {"device": "cuda", "chunked_prefill_size": 300}, 300),
+        ("8b", {"device": "cuda", "mixed_chunk_size": 5000}, 5000),
+        ("8b", {"device": "cpu"}, 256),
+    ],
+)
+def test_steps_that_hold_up_who_decodes(shape: str, options: dict[str, object], expected: int, tmp_path: Path) -> None:
+    assert mixed_chunk_size(config(**options), shaped_model(shape, tmp_path)) == expected  # type: ignore[arg-type]
