@@ -161,7 +161,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="The same for a step in which requests decode: their next tokens wait for it. Prompts get as "
             "many tokens as there are decoding rows at least.",
-            extra={"auto": "as any step; on CUDA what a fast device does in about 50 ms"},
+            extra={"auto": "as any step; on CUDA what a fast device does in about 100 ms"},
         ),
     ] = None
     max_prefill_tokens: Annotated[

@@ -12,8 +12,8 @@ from engine.model_files.types import ModelConfig, ModelFiles
 
 log = logging.getLogger(__name__)
 
-MIXED_STEP_FLOPS = 30_000_000_000_000
-"""What an H200 does in about 50 ms: more at a time makes prompts hardly faster, and everybody waits for it."""
+MIXED_STEP_FLOPS = 60_000_000_000_000
+"""What an H200 does in about 100 ms: more at a time makes prompts hardly faster, and everybody waits for it."""
 LEAST_MIXED_TOKENS = 512
 """Steps of fewer tokens would read the weights too often."""
 
