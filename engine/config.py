@@ -157,10 +157,10 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     mixed_chunk_size: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=16)] | None,
         Meta(
             description="The same for a step in which requests decode: their next tokens wait for it. Prompts get as "
-            "many tokens as there are decoding rows at least.",
+            "many tokens of it as there are decoding rows, where the step has room for both.",
             extra={"auto": "as any step; on CUDA what a fast device does in about 100 ms"},
         ),
     ] = None

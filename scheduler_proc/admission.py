@@ -370,7 +370,9 @@ class Admission:
         """Whether another prompt would move in the next step: there are tokens left, or the others can make room."""
         if not self.prefilling:
             return True
-        return len(self.prefilling) < MOST_PREFILLING or sum(self.wanted()) < self.options.step_tokens
+        num_decode = len(self.slots.decode().rows)
+        room = self.options.most_tokens(num_decode) - num_decode
+        return len(self.prefilling) < MOST_PREFILLING or sum(self.wanted()) < room
 
 
 def _max_rows(options: PlannerOptions) -> int:

@@ -18,7 +18,7 @@ from scheduler_proc.cache.events import EventBus, ZmqPublisher
 from scheduler_proc.cache.groups import CacheGroup
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.cache.radix_tree import RadixTree
-from scheduler_proc.common_prefix import LEAST_SAVED, minds_common
+from scheduler_proc.common_prefix import LEAST_SAVED, most_rows
 from scheduler_proc.numerics import refuse_without_a_model
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
@@ -138,7 +138,8 @@ def build_workload(
             preemption_threshold=options.priority_preemption_threshold,
             conservativeness=options.schedule_conservativeness,
             seed=options.random_seed,
-            least_common=LEAST_SAVED if minds_common(config) else None,
+            most_common_rows=most_rows(config),
+            least_common=LEAST_SAVED,
         ),
     )
     max_rows = planner.admission.max_rows

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler_proc.common_prefix import LEAST_SAVED
+
 
 class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds and orders the plans; lengths in tokens."""
@@ -18,6 +20,13 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     preemption_threshold: int = 10
     conservativeness: float = 1.0
     seed: int = 0
-    least_common: int | None = None
-    """Keys to be saved by going once through what contexts of decoding rows have in common, for plans to tell of it;
-    None: they never do."""
+    most_common_rows: int = 0
+    """Up to so many rows that decode, plans tell what their contexts have in common."""
+    least_common: int = LEAST_SAVED
+    """Keys to be saved by going once through that, for plans to tell of it."""
+
+    def most_tokens(self, num_decode: int) -> int:
+        """Of a step in which so many rows decode."""
+        if num_decode == 0:
+            return self.step_tokens
+        return min(self.step_tokens, max(self.mixed_tokens, 2 * num_decode))

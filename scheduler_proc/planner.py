@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler_proc.admission import PREFILL_SHARE, Admission
 from scheduler_proc.cache.kv_cache import KvCache
-from scheduler_proc.common_prefix import common_lens
+from scheduler_proc.common_prefix import LEAST_SHARE, common_lens
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import PromptScores, StepPlan
 from scheduler_proc.request import Request
@@ -26,6 +26,7 @@ class Planner:
     """Plans steps over `slots` and `cache`; `admission` owns the waiting queue and fills the slots."""
 
     def __init__(self, slots: Slots, cache: KvCache, eos_ids: tuple[int, ...], options: PlannerOptions) -> None:
+        assert not options.most_common_rows or cache.groups[0].kind == "full", "windows leave pages behind"
         self.slots = slots
         self.cache = cache
         self.options = options
@@ -62,7 +63,7 @@ class Planner:
             plan = self._steady_plan(decode)
         else:
             rows = self._choose_decode_rows(decode)
-            chunk_rows, chunk_lens = self._choose_chunks(self._most_tokens(len(rows)) - len(rows))
+            chunk_rows, chunk_lens = self._choose_chunks(self.options.most_tokens(len(rows)) - len(rows))
             if len(rows) == 0 and not chunk_rows:
                 return None
             plan = self._mixed_plan(rows, chunk_rows, chunk_lens)
@@ -100,7 +101,7 @@ class Planner:
         slots = self.slots
         num_shares = self.cache.tables[0].num_shares
         # What is found stays true as long as the rows stay. But what was a row's own may have become the tree's since.
-        if self._stable is not decode or (self.options.least_common is not None and self._num_shares != num_shares):
+        if self._stable is not decode or (self.options.most_common_rows and self._num_shares != num_shares):
             self._stable = decode
             self._rows_version += 1
             self._common_lens = self._found_common(decode.rows)
@@ -129,15 +130,10 @@ class Planner:
 
     def _found_common(self, rows: np.ndarray) -> np.ndarray | None:
         """StepPlan.common_lens, of a step of these rows alone."""
-        least = self.options.least_common
-        return None if least is None else common_lens(self.cache.tables[0], rows, self.cache.page_size, least)
-
-    def _most_tokens(self, num_decode: int) -> int:
-        """Of a step in which so many rows decode."""
-        options = self.options
-        return (
-            min(options.step_tokens, max(options.mixed_tokens, 2 * num_decode)) if num_decode else options.step_tokens
-        )
+        if len(rows) > self.options.most_common_rows:
+            return None
+        least = max(self.options.least_common, int(self.slots.planned[rows].sum()) // LEAST_SHARE)
+        return common_lens(self.cache.tables[0], rows, self.cache.page_size, least)
 
     def _choose_decode_rows(self, decode: DecodeRows) -> np.ndarray:
         slots, rows = self.slots, decode.rows
@@ -324,20 +320,25 @@ class Planner:
         self.admission.add(request)
 
     def _shares(self, budget: int) -> list[int]:
-        """How the prompts of a step share `budget` tokens: half for the oldest, the rest for who is nearest its end.
+        """How the prompts of a step share `budget` tokens, of those in the middle of their prefill, oldest first.
 
-        So a long prompt is held up by no more than its own length again, a short one by a step or two, and prompts of
-        one length are done one after the other, the first as early as can be.
+        Half is the oldest's and an eighth the next one's; the rest is for who is nearest its end (by priority: for who
+        came first). So a long prompt is held up by no more than its own length again, those behind it move too,
+        and prompts of one length are done one after the other, the first as early as can be.
         """
         wanted = self.admission.wanted()
-        if not wanted:
-            return []
         shares = [0] * len(wanted)
-        shares[0] = min(wanted[0], budget if len(wanted) == 1 else -(-budget // 2))
-        left = budget - shares[0]
+        left = budget
+        for index, part in ((0, 2), (1, 8)):
+            if index < len(wanted):
+                shares[index] = min(wanted[index], left, -(-budget // part))
+                left -= shares[index]
+        others = range(1, len(wanted))
         # Of equals the older one.
-        for other in sorted(range(1, len(wanted)), key=wanted.__getitem__):
-            shares[other] = min(wanted[other], left)
-            left -= shares[other]
-        shares[0] += min(left, wanted[0] - shares[0])
+        for other in others if self.options.policy == "priority" else sorted(others, key=wanted.__getitem__):
+            more = min(wanted[other] - shares[other], left)
+            shares[other] += more
+            left -= more
+        if wanted:
+            shares[0] += min(left, wanted[0] - shares[0])
         return shares

@@ -77,7 +77,8 @@ def mixed_chunk_size(config: EngineConfig, model: ModelFiles) -> int:
         return asked
     if config.device != "cuda":
         return config.chunked_prefill_size
-    most = max(MIXED_STEP_FLOPS // flops_per_token(model.config), LEAST_MIXED_TOKENS)
+    devices = config.process.tp_size
+    most = max(devices * MIXED_STEP_FLOPS // flops_per_token(model.config), LEAST_MIXED_TOKENS)
     # A power of two: sizes that have graphs.
     return min(1 << most.bit_length() - 1, config.chunked_prefill_size)
 

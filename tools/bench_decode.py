@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tools.decode_bench.driver import Driver
-from tools.decode_bench.engine import add_engine_options, configure, find_model, machine, memory, run_tool, start
+from tools.decode_bench.engine import add_engine_options, configure, count, find_model, machine, memory, run_tool, start
 from tools.decode_bench.measure import REPEATS, DecodeRow, PrefillRow, measure_decode, measure_prefill, prompts_of
 from tools.decode_bench.profile import ROOM, record_steps
 from tools.decode_bench.timeline import timeline
@@ -32,10 +32,10 @@ PARTS = ("plan", "launch", "collect", "send")
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_options(parser)
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32, 128, 256], help="default: %(default)s")
-    parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=128, help="decode steps; default: %(default)s")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[], help="lengths of prompts to time")
+    parser.add_argument("--batch", type=count, nargs="*", default=[1, 8, 32, 128, 256], help="default: %(default)s")
+    parser.add_argument("--context", type=count, default=1024, help="tokens of each prompt; default: %(default)s")
+    parser.add_argument("--steps", type=count, default=128, help="decode steps; default: %(default)s")
+    parser.add_argument("--prefill", type=count, nargs="*", default=[], help="lengths of prompts to time")
     parser.add_argument("--bandwidth", type=float, help="GB/s of the floor; on CUDA 4235, elsewhere there is none")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace (.json, .json.gz) of the first batch's steps")
     parser.add_argument("--gaps", action="store_true", help="print what the trace says of the device's idle time")

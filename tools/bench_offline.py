@@ -27,6 +27,7 @@ from tools.decode_bench.driver import Driver
 from tools.decode_bench.engine import (
     add_engine_options,
     configure,
+    count,
     find_model,
     machine,
     memory,
@@ -64,10 +65,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_options(parser)
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=RECIPES, help="default: both")
-    parser.add_argument("--num-requests", type=int, default=REQUESTS, help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each load; default: %(default)s")
-    parser.add_argument("--max-running-requests", type=int, help="default: all of them")
-    parser.add_argument("--max-total-tokens", type=int, help="default: the device's own")
+    parser.add_argument("--num-requests", type=count, default=REQUESTS, help="default: %(default)s")
+    parser.add_argument("--repeats", type=count, default=3, help="runs of each load; default: %(default)s")
+    parser.add_argument("--max-running-requests", type=count, help="default: all of them")
+    parser.add_argument("--max-total-tokens", type=count, help="default: the device's own")
     return parser.parse_args(arguments)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, CommonPrefix
 from kernels.step import zeroed_inputs
+from scheduler_proc.common_prefix import LEAST_ROWS
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
@@ -24,10 +25,9 @@ _STEPS = ((0, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 1 << 20))
 """(from, by how much, until): sizes grow apart as the batch does."""
 
 
-COMMON_FROM = 16
-"""Rows from which steps have graphs that go through a common prefix once, and then every so many ..."""
 _COMMON_EVERY = 64
-"""... for where it pays most of the time goes into contexts, and rows that fill up have none."""
+"""Graphs that go through a common prefix once are fewer: where it pays most of the time goes into contexts, and rows
+that fill up have none."""
 
 SHORT_S = 60e-6
 """Seconds a layer of steps that are captured in more than one way: there launches count."""
@@ -51,8 +51,8 @@ def graph_sizes(max_rows: int) -> list[int]:
 
 def common_sizes(max_rows: int) -> list[int]:
     """The same for steps whose rows have a prefix in common."""
-    sizes = {COMMON_FROM, 2 * COMMON_FROM, max_rows, *range(_COMMON_EVERY, max_rows, _COMMON_EVERY)}
-    return sorted(size for size in sizes if COMMON_FROM <= size <= max_rows)
+    sizes = {LEAST_ROWS, 2 * LEAST_ROWS, max_rows, *range(_COMMON_EVERY, max_rows, _COMMON_EVERY)}
+    return sorted(size for size in sizes if LEAST_ROWS <= size <= max_rows)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,14 @@ from tools.decode_bench.shapes import SHAPES, dummy_model, shaped_model
 _FIRST_PROMPT = 64
 
 
+def count(text: str) -> int:
+    """An option's number, 1 at least. Raises ValueError."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Which model runs, and how."""
     which = parser.add_mutually_exclusive_group()
@@ -38,11 +46,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overlap-depth", type=int, choices=[0, 1, 2], help="default: the device's own")
     parser.add_argument("--disable-cuda-graph", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--page-size", type=int, help="default: the device's own")
+    parser.add_argument("--page-size", type=count, help="default: the device's own")
     parser.add_argument("--schedule-policy", choices=get_args(SchedulePolicy), default="fcfs", help="who is first")
-    parser.add_argument("--chunked-prefill-size", type=int, help="default: the device's own")
-    parser.add_argument("--mixed-chunk-size", type=int, help="default: the device's own")
-    parser.add_argument("--cpu-threads", type=int)
+    parser.add_argument("--chunked-prefill-size", type=count, help="default: the device's own")
+    parser.add_argument("--mixed-chunk-size", type=count, help="default: the device's own")
+    parser.add_argument("--cpu-threads", type=count)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
 
 

@@ -54,6 +54,13 @@ def test_the_pages_that_save_most(fronts: list[list[int]], expected: list[int] |
     assert found(fronts) == expected
 
 
+def test_who_branches_off_early_hides_nothing() -> None:
+    """Wherever among the rows they are, and however long what they have for themselves."""
+    shared = list(range(1, 20))
+    fronts = [[1, 500, *range(600, 640)], *([*shared, 30 + i] for i in range(5)), [1, 501], [], [1, 2, 502]]
+    assert found(fronts) == [0, *[19] * 5, 0, 0, 0]
+
+
 def test_too_little_is_nothing() -> None:
     fronts = [[1, 2, 3]] * 5
     assert found(fronts, 4 * 3 * PAGE) == [3] * 5
@@ -82,7 +89,7 @@ class _Seen(NullDevice):
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_plans_tell_of_it(depth: int, tmp_path: Path) -> None:
     device = _Seen()
-    harness = Harness(tmp_path, device=device, depth=depth, step_tokens=256, least_common=1)
+    harness = Harness(tmp_path, device=device, depth=depth, step_tokens=256, most_common_rows=8, least_common=1)
     prompts = [[*range(10, 60), 100 + number, *range(10)] for number in range(3)]
     # Computed at once: what is the same in them becomes so only when the step is done.
     for number in range(2):

@@ -95,7 +95,8 @@ class Life:
             policy=POLICIES[seed % len(POLICIES)],
             conservativeness=draw.choice([0.1, 0.3]),
             seed=seed,
-            least_common=draw.choice([1, None]),
+            most_common_rows=draw.choice([0, NUM_SLOTS]),
+            least_common=1,
         )
         self.harness = harness_on(
             folder, self.device, groups, num_pages, page_size, draw.choice([0, 1, 2]), self.tree, options

@@ -231,3 +231,30 @@ def test_prompts_hold_up_who_decodes_less_than_nobody(tmp_path: Path, running: i
     # The rest of 16 tokens, or as many as there are rows.
     assert int(harness.slots.planned[slot]) == chunk
     harness.run()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_who_stands_behind_a_long_prompt_is_not_overtaken_for_ever(tmp_path: Path, policy: str) -> None:
+    harness = Harness(tmp_path, step_tokens=64, num_slots=32, num_pages=512, max_len=4096, policy=policy)
+    harness.add(0, [3 + i % 900 for i in range(3000)], max_tokens=1)
+    harness.add(1, [500 + i % 300 for i in range(100)], max_tokens=1, priority=9)
+    number, turns = 2, 0
+    while 1 not in harness.tokens:
+        for _ in range(2):
+            harness.add(number, [4 + (7 * number + i) % 900 for i in range(16)], max_tokens=1)
+            number += 1
+        harness.turn()
+        turns += 1
+    assert turns <= 16
+
+
+def test_no_more_prompts_start_than_a_step_has_tokens_for(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, step_tokens=512, mixed_tokens=16, num_slots=64, num_pages=1024, max_len=512)
+    for number in range(4):
+        harness.add(number, 3, max_tokens=100)
+    harness.turn(2)
+    for number in range(4, 44):
+        harness.add(number, [3 + 20 * number + i for i in range(12)], max_tokens=1)
+    harness.turn(2)
+    assert len(harness.planner.admission.prefilling) <= 8
+    harness.run()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from engine.config import EngineConfig, SchedulerOptions
+from engine.config import EngineConfig, ProcessOptions, SchedulerOptions
 from engine.errors import ConfigError
 from scheduler_proc.settle import mixed_chunk_size, settle
 from tools.decode_bench.shapes import shaped_model
@@ -89,4 +90,11 @@ def test_defaults_follow_the_device() -> None:
     ],
 )
 def test_steps_that_hold_up_who_decodes(shape: str, options: dict[str, object], expected: int, tmp_path: Path) -> None:
-    assert mixed_chunk_size(config(**options), shaped_model(shape, tmp_path)) == expected  # type: ignore[arg-type]
+    given = config(**options)  # type: ignore[arg-type]
+    assert mixed_chunk_size(given, shaped_model(shape, tmp_path)) == expected
+
+
+def test_devices_share_the_work_of_a_step(tmp_path: Path) -> None:
+    given = config("cuda", chunked_prefill_size=16384)
+    given = msgspec.structs.replace(given, process=ProcessOptions(tp_size=2))
+    assert mixed_chunk_size(given, shaped_model("8b", tmp_path)) == 8192
