@@ -84,8 +84,16 @@ def test_cache_cold_warm_and_off_give_the_same(
     assert sum(warm) > 0.5 * sum(len(case.prompt) for case in made)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize(
+    ("policy", "depth"),
+    [
+        *[("fcfs", 2), ("lpm", 1)],
+        *(
+            pytest.param(policy, depth, marks=pytest.mark.slow)
+            for policy, depth in (("fcfs", 0), ("fcfs", 1), ("lpm", 0), ("lpm", 2))
+        ),
+    ],
+)
 def test_a_storm_of_cancels_and_retries_changes_no_neighbour(
     tiny: ModelFiles, tmp_path: Path, depth: int, policy: str
 ) -> None:
