@@ -161,6 +161,16 @@ def build_workload(
         max_queued=options.max_queued_requests,
         weights_version=model.name,
         end_turn=[] if publisher is None else [publisher.flush],
+        settled={
+            "device": config.device,
+            "max_running_requests": min(max_rows, config.max_running_requests),
+            "max_total_tokens": num_pages * config.page_size,
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "mixed_chunk_size": min(mixed_chunk_size(config, model), config.chunked_prefill_size),
+            "page_size": config.page_size,
+            "overlap_depth": config.overlap_depth,
+            "cuda_graph_max_bs": config.cuda_graph_max_bs,
+        },
     )
 
 

@@ -51,7 +51,10 @@ class GenerateWorkload:
         max_queued: int | None = None,
         weights_version: str = "default",
         end_turn: Sequence[Callable[[], object]] = (),
+        settled: dict[str, str | int] | None = None,
     ) -> None:
+        """settled: what stats tell of options."""
+        self._settled = settled or {}
         self.slots = slots
         self.cache = cache
         self.planner = planner
@@ -467,6 +470,7 @@ class GenerateWorkload:
             cached_tokens=self.num_cached_tokens,
             output_tokens=self.num_output_tokens,
             retractions=self.planner.num_retractions,
+            settled=self._settled,
         )
 
 

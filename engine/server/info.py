@@ -125,4 +125,5 @@ def _scheduler(stats: Stats) -> dict[str, object]:
         "cached_tokens": stats.cached_tokens,
         "output_tokens": stats.output_tokens,
         "retractions": stats.retractions,
+        "settled": stats.settled,
     }

@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig, ProcessOptions, SchedulerOptions
 from engine.errors import ConfigError
+from scheduler_proc.build import build_workload
 from scheduler_proc.settle import mixed_chunk_size, settle
 from tools.decode_bench.shapes import shaped_model
 
@@ -98,3 +99,19 @@ def test_devices_share_the_work_of_a_step(tmp_path: Path) -> None:
     given = config("cuda", chunked_prefill_size=16384)
     given = msgspec.structs.replace(given, process=ProcessOptions(tp_size=2))
     assert mixed_chunk_size(given, shaped_model("8b", tmp_path)) == 8192
+
+
+def test_what_options_came_to_is_told(tmp_path: Path) -> None:
+    model = shaped_model("tiny", tmp_path)
+    given = config("null", max_running_requests=7, chunked_prefill_size=40, mixed_chunk_size=500)
+    workload = build_workload(given, model, 1000, lambda pages: None)
+    assert workload.stats(0).settled == {
+        "device": "null",
+        "max_running_requests": 7,
+        "max_total_tokens": 992,
+        "chunked_prefill_size": 40,
+        "mixed_chunk_size": 40,
+        "page_size": 16,
+        "overlap_depth": 1,
+        "cuda_graph_max_bs": 0,
+    }
