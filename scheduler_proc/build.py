@@ -18,7 +18,7 @@ from scheduler_proc.cache.events import EventBus, ZmqPublisher
 from scheduler_proc.cache.groups import CacheGroup
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.cache.radix_tree import RadixTree
-from scheduler_proc.common_prefix import LEAST_SAVED, most_rows
+from scheduler_proc.common_prefix import LEAST_SAVED, most_common_rows
 from scheduler_proc.numerics import refuse_without_a_model
 from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import Device
@@ -138,7 +138,7 @@ def build_workload(
             preemption_threshold=options.priority_preemption_threshold,
             conservativeness=options.schedule_conservativeness,
             seed=options.random_seed,
-            most_common_rows=most_rows(config),
+            most_common_rows=most_common_rows(config),
             least_common=LEAST_SAVED,
         ),
     )
@@ -166,7 +166,7 @@ def build_workload(
             "max_running_requests": min(max_rows, config.max_running_requests),
             "max_total_tokens": num_pages * config.page_size,
             "chunked_prefill_size": config.chunked_prefill_size,
-            "mixed_chunk_size": min(mixed_chunk_size(config, model), config.chunked_prefill_size),
+            "mixed_chunk_size": planner.options.most_tokens(1),
             "page_size": config.page_size,
             "overlap_depth": config.overlap_depth,
             "cuda_graph_max_bs": config.cuda_graph_max_bs,

@@ -15,7 +15,7 @@ LEAST_SHARE = 8
 """One in so many of a step's keys at least: the graphs for it have fewer sizes, and less to choose from."""
 
 
-def most_rows(config: EngineConfig) -> int:
+def most_common_rows(config: EngineConfig) -> int:
     """Of a step that the device goes through so: a graph, where no fixed order of sums forbids it. 0: none."""
     options = config.scheduler
     if config.device != "cuda" or options.deterministic or config.cuda_graph_max_bs < LEAST_ROWS:

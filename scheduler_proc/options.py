@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from scheduler_proc.common_prefix import LEAST_SAVED
-
 
 class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds and orders the plans; lengths in tokens."""
@@ -22,7 +20,7 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     most_common_rows: int = 0
     """Up to so many rows that decode, plans tell what their contexts have in common."""
-    least_common: int = LEAST_SAVED
+    least_common: int = 1
     """Keys to be saved by going once through that, for plans to tell of it."""
 
     def most_tokens(self, num_decode: int) -> int:

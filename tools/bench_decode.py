@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.bench.options import count
 from tools.decode_bench.driver import Driver
-from tools.decode_bench.engine import add_engine_options, configure, count, find_model, machine, memory, run_tool, start
+from tools.decode_bench.engine import add_engine_options, configure, find_model, machine, memory, run_tool, start
 from tools.decode_bench.measure import REPEATS, DecodeRow, PrefillRow, measure_decode, measure_prefill, prompts_of
 from tools.decode_bench.profile import ROOM, record_steps
 from tools.decode_bench.timeline import timeline

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.bench.options import count
 from engine.config import EngineConfig
 from engine.model_files.types import ModelFiles
 from tools.decode_bench.driver import Driver
 from tools.decode_bench.engine import (
     add_engine_options,
     configure,
-    count,
     find_model,
     machine,
     memory,

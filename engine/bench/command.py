@@ -18,6 +18,7 @@ from tqdm import tqdm
 from engine.bench.datasets import Dataset, Lengths, Workload, make_asks, parse_lengths
 from engine.bench.job import ROUTES, BenchError, Endpoint, Job, Outcome, Target
 from engine.bench.load import run_load
+from engine.bench.options import count
 from engine.bench.report import Summary, describe, parse_goals, row, summarise
 from engine.bench.self_test import describe as describe_self_test
 from engine.bench.self_test import self_test
@@ -50,12 +51,12 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--endpoint", choices=get_args(Endpoint), default="completions", help="default: %(default)s")
     server.add_argument("--api-key", help=f"default: the environment variable {KEY_VARIABLE}, where nobody reads it")
     load = found.add_argument_group("the load")
-    load.add_argument("--num-prompts", type=_count, default=128, help="requests; default: %(default)s")
+    load.add_argument("--num-prompts", type=count, default=128, help="requests; default: %(default)s")
     load.add_argument(
         "--request-rate", type=_rate, default=float("inf"), help="Poisson arrivals a second; inf: no wait"
     )
-    load.add_argument("--concurrency", type=_count, help="most requests at a time; default: no limit")
-    load.add_argument("--processes", type=_count, default=1, help="client processes; more for many streams")
+    load.add_argument("--concurrency", type=count, help="most requests at a time; default: no limit")
+    load.add_argument("--processes", type=count, default=1, help="client processes; more for many streams")
     load.add_argument("--warmup", type=int, default=0, help="requests before that count for nothing; default: none")
     load.add_argument("--timeout", type=float, default=600.0, help="seconds for a whole request; default: %(default)g")
     load.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
@@ -70,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     prompts.add_argument("--dataset-path", type=Path, help="the file of sharegpt-file")
     prompts.add_argument("--input-len", type=parse_lengths, default="512", help="tokens, or A:B uniform; words are ~1")
     prompts.add_argument("--output-len", type=parse_lengths, help="tokens, or A:B; default: 128, or as in the file")
-    prompts.add_argument("--shared-prefix-len", type=_count, default=2048, help="tokens; default: %(default)s")
+    prompts.add_argument("--shared-prefix-len", type=count, default=2048, help="tokens; default: %(default)s")
     prompts.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     prompts.add_argument(
         "--ignore-eos",
@@ -85,12 +86,6 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--quiet", action="store_true", help="no progress bar")
     report.add_argument("--self-test", action="store_true", help="measure a built-in server whose times are known")
     return found
-
-
-def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return int(text)
 
 
 def _rate(text: str) -> float:

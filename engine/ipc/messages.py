@@ -329,7 +329,7 @@ class Stats(msgspec.Struct, tag="stats", array_like=True):
     output_tokens: int = 0
     retractions: int = 0
     settled: dict[str, str | int] = {}
-    """What options came to here that were not given, or are not what was given, by name."""
+    """What options came to here, by name."""
 
 
 class FlushCall(msgspec.Struct, tag="flush_call", array_like=True):

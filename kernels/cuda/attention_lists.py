@@ -46,26 +46,27 @@ def common_lists(lens: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return shared, rest
 
 
+@triton.jit
+def _store_tile(entry, row, first, origin, length, border, mask):
+    """An entry of a list for each place; the columns are those of LIST_COLUMNS."""
+    tl.store(entry, row, mask=mask)
+    tl.store(entry + 1, first, mask=mask)
+    tl.store(entry + 2, origin, mask=mask)
+    tl.store(entry + 3, length, mask=mask)
+    tl.store(entry + 4, border, mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"], do_not_specialize_on_alignment=["lens", "shared", "rest"])
 def list_common(lens, shared, rest, num_rows, num_tiles, TOKENS: tl.constexpr, ROWS: tl.constexpr):
     """One program for all rows."""
     row = tl.arange(0, ROWS)
     length = tl.load(lens + row, mask=row < num_rows, other=0)
     nothing = tl.zeros([ROWS], tl.int32)
-    entry = rest + row * _LIST_COLUMNS
-    mask = row < num_rows
-    tl.store(entry, row, mask=mask)
-    tl.store(entry + 1, nothing, mask=mask)
-    tl.store(entry + 2, row, mask=mask)
-    tl.store(entry + 3, nothing + 1, mask=mask)
-    tl.store(entry + 4, length, mask=mask)
-    entry = shared + row * _LIST_COLUMNS
-    mask = row < num_tiles
-    tl.store(entry, nothing, mask=mask)
-    tl.store(entry + 1, row * TOKENS, mask=mask)
-    tl.store(entry + 2, nothing, mask=mask)
-    tl.store(entry + 3, nothing + num_rows, mask=mask)
-    tl.store(entry + 4, nothing + tl.max(length, axis=0), mask=mask)
+    _store_tile(rest + row * _LIST_COLUMNS, row, nothing, row, nothing + 1, length, row < num_rows)
+    longest = nothing + tl.max(length, axis=0)
+    _store_tile(
+        shared + row * _LIST_COLUMNS, nothing, row * TOKENS, nothing, nothing + num_rows, longest, row < num_tiles
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "capacity", "least", "most"], do_not_specialize_on_alignment=["q_starts"])
@@ -80,16 +81,11 @@ def list_tiles(q_starts, tiles, num_rows, capacity, least, most, TOKENS: tl.cons
     for nth in range(tl.max(count, axis=0)):
         entry = tiles + (place + nth) * _LIST_COLUMNS
         mask = (nth < count) & (place + nth < capacity)
-        tl.store(entry, row, mask=mask)
-        tl.store(entry + 1, tl.zeros([ROWS], tl.int32) + nth * TOKENS, mask=mask)
-        tl.store(entry + 2, origin, mask=mask)
-        tl.store(entry + 3, length, mask=mask)
-        tl.store(entry + 4, tl.zeros([ROWS], tl.int32), mask=mask)
+        none = tl.zeros([ROWS], tl.int32)
+        _store_tile(entry, row, none + nth * TOKENS, origin, length, none, mask)
     nothing = tl.zeros([_EMPTY_AT_ONCE], tl.int32)
     for first in range(total, capacity, _EMPTY_AT_ONCE):
         index = first + tl.arange(0, _EMPTY_AT_ONCE)
         entry = tiles + index * _LIST_COLUMNS
         mask = index < capacity
-        tl.store(entry, nothing + num_rows - 1, mask=mask)
-        for column in tl.static_range(1, 5):
-            tl.store(entry + column, nothing, mask=mask)
+        _store_tile(entry, nothing + num_rows - 1, nothing, nothing, nothing, nothing, mask)

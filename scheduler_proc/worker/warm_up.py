@@ -9,7 +9,7 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.model_files.progress import Progress
-from scheduler_proc.common_prefix import most_rows
+from scheduler_proc.common_prefix import most_common_rows
 from scheduler_proc.model_parts import Memory
 from scheduler_proc.worker.capture import Capture
 from scheduler_proc.worker.graph_forward import GraphForward, graph_sizes
@@ -62,7 +62,7 @@ class WarmUp:
         with self._shown("prompt graphs", prompts.most_graphs) as progress:
             prompts.capture(capture, self._rehearsal.seat, progress)
         forward = GraphForward(
-            decoder, slots, pages, config.cuda_graph_max_bs, prompts, minds_common=most_rows(config) > 0
+            decoder, slots, pages, config.cuda_graph_max_bs, prompts, minds_common=most_common_rows(config) > 0
         )
         with self._shown("decode graphs", len(forward.sizes) + len(forward.common_sizes)) as progress:
             forward.capture(capture, self._rehearsal.seat, progress)

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import torch
 
+from engine.bench.options import count
 from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulePolicy, SchedulerOptions
 from engine.errors import EngineError
 from engine.model_files.resolve import resolve
@@ -26,14 +27,6 @@ from tools.decode_bench.measure import prompts_of
 from tools.decode_bench.shapes import SHAPES, dummy_model, shaped_model
 
 _FIRST_PROMPT = 64
-
-
-def count(text: str) -> int:
-    """An option's number, 1 at least. Raises ValueError."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
