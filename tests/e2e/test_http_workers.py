@@ -296,7 +296,7 @@ async def test_a_drain_finishes_the_streams_of_all_fronts(
             connection.connect()
         async with session() as client:
             streams = [
-                asyncio.create_task(stream_chat(client, server.url, f"{i}", max_tokens=3000, ignore_eos=True))
+                asyncio.create_task(stream_chat(client, server.url, f"{i}", max_tokens=20000, ignore_eos=True))
                 for i in range(3)
             ]
             await wait_running(server, 3)
@@ -312,7 +312,7 @@ async def test_a_drain_finishes_the_streams_of_all_fronts(
                 response.read()
                 connection.close()
             answers = await asyncio.gather(*streams)
-            assert [answer.usage["completion_tokens"] for answer in answers] == [3000] * 3
+            assert [answer.usage["completion_tokens"] for answer in answers] == [20000] * 3
             assert all(answer.done for answer in answers)
         assert server.process.wait(10) == 0
         assert "in_flight=3" in server.log
