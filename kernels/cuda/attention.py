@@ -164,7 +164,7 @@ class PagedAttention:
                 *(str(q.dtype), str(kv.dtype), q.shape[1], q.shape[2], kv.shape[3], call.batch.page_size),
                 *(launch.lanes, launch.part, int(call.batch.tree is not None), window or 0),
                 *(int(call.spec.softcap is not None), int(call.spec.sinks is not None), int(call.lse is not None)),
-                *(triton.next_power_of_2(size) for size in (rows, launch.q_len, max_keys)),
+                *(_row_class(rows), triton.next_power_of_2(launch.q_len), triton.next_power_of_2(max_keys)),
             )
             calls = {name: partial(self._run, call, launch, variant) for name, variant in variants.items()}
             name = self._context.tuner.choose(op, key, calls, name)
@@ -277,6 +277,13 @@ class PagedAttention:
         want = max(1, min(config.programs * self._multiprocessors // programs, keys // config.min_split))
         limit = min(-(-keys // config.max_split), _MAX_PROGRAMS * self._multiprocessors // programs)
         return want, max(want, limit)
+
+
+def _row_class(rows: int) -> int:
+    """How many rows share a choice, the largest of them: what suits 64 rows, which fill the device, suits 40 badly."""
+    octave = triton.next_power_of_2(rows)
+    by = max(octave // 8, min(octave, 8))
+    return -(-rows // by) * by
 
 
 def _score_factors(spec: AttentionSpec) -> tuple[float, float]:

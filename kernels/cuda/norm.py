@@ -17,6 +17,11 @@ MAX_BLOCK = 16384
 """The longest row that a program keeps in registers."""
 CHUNK = 8192
 """How much of a longer row it has at a time."""
+SHORT_DIM = 2048
+"""Up to this dimension the product behind a norm may begin while the one before it still runs. Above, products fill the
+device for longer, and programs that wait take the places of those that work (docs/performance.md)."""
+
+_SHORT_DIM = tl.constexpr(SHORT_DIM)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -172,9 +177,12 @@ def rms_rows(
     the residual, if there is one, replaces it. FORMAT: of the codes, empty if there are none.
     """
     if PDL:
-        gdc_launch_dependents()
+        if DIM <= _SHORT_DIM:
+            gdc_launch_dependents()
         prefetch_vector(weight, DIM)
         gdc_wait()
+        if DIM > _SHORT_DIM:
+            gdc_launch_dependents()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     if ROWS == 1:
@@ -231,9 +239,12 @@ def rms_long_rows(
 ):
     """`rms_rows` for one row of any length, which is read again for each thing that is to be known of all of it."""
     if PDL:
-        gdc_launch_dependents()
+        if DIM <= _SHORT_DIM:
+            gdc_launch_dependents()
         prefetch_vector(weight, DIM)
         gdc_wait()
+        if DIM > _SHORT_DIM:
+            gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     x += row // inner * outer_stride + row % inner * inner_stride
     out += row * DIM

@@ -265,12 +265,12 @@ def rope_store_heads(
     `x_y` is the stride of x between two y. SCALED: any of the scales is not 1; FORMAT: of 8-bit pages, else empty.
     """
     if PDL:
-        gdc_launch_dependents()
         if q_norm is not None:
             prefetch_vector(q_norm, HEAD_DIM)
         if k_norm is not None:
             prefetch_vector(k_norm, HEAD_DIM)
         gdc_wait()
+        gdc_launch_dependents()
     GROUPS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (NUM_KV_HEADS + KV_HEADS - 1) // KV_HEADS
     HALF: tl.constexpr = ROTARY_DIM // 2

@@ -29,7 +29,7 @@ _COMMON_EVERY = 64
 """Graphs that go through a common prefix once are fewer: where it pays most of the time goes into contexts, and rows
 that fill up have none."""
 
-SHORT_S = 60e-6
+SHORT_S = 140e-6
 """Seconds a layer of steps that are captured in more than one way: there launches count."""
 
 
@@ -178,8 +178,8 @@ class GraphForward:
 
         prepare(size)
         if common is not None:
-            # As when half of each context is common.
-            half = int(self._slots.seq_len[0]) // (2 * self._pages.page_size) * self._pages.page_size
+            # As when half of the shortest context is common.
+            half = int(self._slots.seq_len[:size].min()) // (2 * self._pages.page_size) * self._pages.page_size
             self._set_common(common.lens.new_full((size,), half), 0, size)
         logits = run()
         for drawing in Drawing:

@@ -9,8 +9,10 @@ from scheduler_proc.plan import Adjustment, Joins, PromptScores, StepPlan
 from scheduler_proc.worker.model_runner import ModelRunner
 
 CONTEXT = 1024
-"""Tokens of a made-up request where there is room for as many: what decode kernels are chosen by."""
+"""Tokens of a made-up request where there is room for as many, on average: what decode kernels are chosen by."""
 LEAST_CHUNK = 16
+_GOLDEN = 0.6180339887
+"""Its multiples, less their whole parts, lie evenly between 0 and 1 however many there are."""
 
 
 class Rehearsal:
@@ -25,23 +27,33 @@ class Rehearsal:
         self._step = 0
 
     @torch.inference_mode()
-    def seat(self, num_rows: int, most: int = CONTEXT) -> None:
-        """Requests with contexts of CONTEXT tokens, or `most`, or as many as leave room for one more; in pages of their
+    def seat(self, num_rows: int, most: int | None = None) -> None:
+        """Requests with contexts of all lengths around CONTEXT, as in earnest: rows of one length would all be done at
+        once. With `most`, all of CONTEXT tokens or so many. No longer than leaves room for one more; in pages of their
         own if there are enough."""
-        length = min(CONTEXT, most, self.max_len - 1)
         slots = self._runner.slots
         table = slots.page_table
+        lengths = self._lengths(num_rows) if most is None else np.full(num_rows, min(CONTEXT, most))
+        lengths = np.minimum(lengths, self.max_len - 1)
         # Neighbouring rows begin at different pages.
-        used = -(-(length + 1) // self._page_size)
+        used = -(-(int(lengths.max()) + 1) // self._page_size)
         first = torch.arange(num_rows, dtype=torch.int32, device=table.device).unsqueeze(1) * used
         columns = torch.arange(table.shape[1], dtype=torch.int32, device=table.device)
         table[:num_rows] = (first + columns) % self._num_pages
-        slots.seq_len[:num_rows] = length
+        slots.seq_len[:num_rows] = torch.from_numpy(lengths).to(slots.seq_len)
         slots.last_token[:num_rows] = 0
         slots.ended[:num_rows] = False
         slots.sampling.temperature[:num_rows] = 1.0
         slots.sampling.top_k[:num_rows] = 50
         slots.sampling.top_p[:num_rows] = 0.9
+
+    @staticmethod
+    def _lengths(num_rows: int) -> np.ndarray:
+        """From a quarter to seven quarters of CONTEXT, evenly and in no order; one row has CONTEXT itself."""
+        if num_rows == 1:
+            return np.array([CONTEXT])
+        spread = np.arange(num_rows) * _GOLDEN % 1.0
+        return (CONTEXT * (0.25 + 1.5 * spread)).astype(np.int64)
 
     @torch.inference_mode()
     def clear(self) -> None:

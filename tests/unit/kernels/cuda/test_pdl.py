@@ -117,7 +117,8 @@ def helper(place):
 def test_every_wait_lets_the_next_kernel_begin(sources: Sources) -> None:
     for name in TAKING_PART:
         (block,) = [node for node in sources.functions[name].body if is_wait(node)]
-        assert ast.unparse(block).count("gdc_launch_dependents()") == 1, name
+        places = 2 if name in ("rms_rows", "rms_long_rows") else 1  # By the dimension, one of two.
+        assert ast.unparse(block).count("gdc_launch_dependents()") == places, name
 
 
 def test_it_is_on_where_it_is_asked_for_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
