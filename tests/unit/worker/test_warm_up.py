@@ -21,6 +21,7 @@ from scheduler_proc.numerics import Numerics
 from scheduler_proc.parallel.group import Alone
 from scheduler_proc.worker.forward import EagerForward
 from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.rehearsal import CONTEXT, Rehearsal
 from scheduler_proc.worker.warm_up import WarmUp
 from tests.support.tiny_models import write_tiny_model
 from tests.unit.models.paging import cpu_kernels
@@ -101,3 +102,19 @@ def test_no_step_leaves_its_bounds(
     assert not slots_after.seq_len.any() and not slots_after.page_table.any()
     assert slots_after.ended.tolist() == [False] * slots + [True]
     assert not runner.adjustments.adjusts(np.arange(slots)).any()
+
+
+def test_made_up_contexts_have_all_lengths(model: ModelFiles) -> None:
+    options = {"device": "cuda", "page_size": 16, "max_running_requests": 64}
+    config = msgspec.convert({"model": {"context_length": 2048}, "scheduler": options}, EngineConfig)
+    runner, memory = made(config, model, 4096, Bounds())
+    rehearsal, lengths = Rehearsal(runner, memory.num_pages, 16, memory.max_len), memory.slots.seq_len
+    for rows in (2, 24, 64):
+        rehearsal.seat(rows)
+        of_rows = lengths[:rows]
+        assert len(of_rows.unique()) == rows and CONTEXT // 4 <= int(of_rows.min()) < int(of_rows.max()) < 2 * CONTEXT
+    assert abs(float(lengths[:64].double().mean()) - CONTEXT) < 0.05 * CONTEXT
+    rehearsal.seat(1)
+    assert int(lengths[0]) == CONTEXT
+    rehearsal.seat(5, 100)
+    assert lengths[:5].tolist() == [100] * 5

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, AttentionSpec, TreeMask
-from kernels.cuda.attention import PagedAttention
+from kernels.cuda.attention import PagedAttention, _row_class
 from kernels.cuda.context import Context, make_context
 from kernels.cuda.tuning import Key, Tuner
 from tests.support.attention_cases import LAYOUTS, Case, make_case, plain_attention, relative_error
@@ -240,3 +240,10 @@ def test_tuner_chooses(device: torch.device) -> None:
     assert op == "decode_attention" and names == ("large", "large_split", "small", "small_split")
     # Three tiles and 70 keys count as 4 and 128.
     assert key[-3:] == (4, 1, 128)
+
+
+def test_few_counts_of_rows_share_a_choice() -> None:
+    counts = (1, 2, 3, 5, 8, 9, 17, 33, 40, 41, 64, 65, 97, 128, 129, 256, 257, 1025)
+    found = [_row_class(rows) for rows in counts]
+    assert found == [1, 2, 4, 8, 8, 16, 24, 40, 40, 48, 64, 80, 112, 128, 160, 256, 320, 1280]
+    assert all(_row_class(kind) == kind for kind in found)
