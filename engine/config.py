@@ -19,6 +19,7 @@ KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
+SpeculativeAlgorithm = Literal["NGRAM"]
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -261,6 +262,40 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding: tokens are drafted, and the model verifies several of them in one step."""
+
+    speculative_algorithm: Annotated[
+        SpeculativeAlgorithm | None,
+        Meta(
+            description="Who drafts. NGRAM: what came after the last tokens when they were in the text before; no "
+            "model, for texts that repeat themselves or their prompt.",
+            extra={"auto": "nobody"},
+        ),
+    ] = None
+    speculative_num_draft_tokens: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=65,
+            description="Tokens of a request that a step verifies at most; its last known token is one of them.",
+        ),
+    ] = 8
+    speculative_adaptive: Annotated[
+        bool,
+        Meta(
+            description="Draft as many tokens as pay, by what was accepted and what steps take, and none where none "
+            "do; off: always as many as may be."
+        ),
+    ] = True
+    speculative_ngram_min_match_window_size: Annotated[
+        int, Meta(ge=1, le=64, description="With NGRAM: so many last tokens must have been there before at least.")
+    ] = 2
+    speculative_ngram_max_match_window_size: Annotated[
+        int, Meta(ge=1, le=64, description="With NGRAM: of places where more of them match none is better.")
+    ] = 8
+
+
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Processes, threads and logs."""
 
@@ -292,6 +327,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelOptions = ModelOptions()
     http: HttpOptions = HttpOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
+    speculative: SpeculativeOptions = SpeculativeOptions()
     process: ProcessOptions = ProcessOptions()
 
     @property
@@ -327,6 +363,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.scheduler.overlap_depth is not None:
             return self.scheduler.overlap_depth
         return 0 if self.device == "cpu" else 1
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafted tokens of a request in a step at most; 0 = nobody drafts."""
+        options = self.speculative
+        return 0 if options.speculative_algorithm is None else options.speculative_num_draft_tokens - 1
 
     def without_secrets(self) -> EngineConfig:
         """What processes and files beside the HTTP front may know."""

@@ -53,6 +53,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """max_tokens is only a default: where less fits, less will do."""
     prompt_logprobs_from: int = -1
     """First prompt token whose logprob is reported (the prompt's first token has none to report); -1: none."""
+    max_drafts: int | None = None
+    """Drafted tokens a step may verify for it at most; None: as many as the server drafts; 0: none."""
 
     @property
     def greedy(self) -> bool:

@@ -25,6 +25,7 @@ from scheduler_proc.plan import Device
 from scheduler_proc.planner import Planner
 from scheduler_proc.settle import context_length, mixed_chunk_size
 from scheduler_proc.slots import Slots
+from scheduler_proc.speculative.budget import DraftBudget
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
 
@@ -124,7 +125,7 @@ def build_workload(
         None if options.disable_radix_cache else _tree_maker(config, groups, num_pages, clock, bus),
         pages_freed,
     )
-    slots = Slots(config.max_running_requests, longest, len(model.config.eos_ids))
+    slots = Slots(config.max_running_requests, longest, len(model.config.eos_ids), config.max_drafts)
     planner = Planner(
         slots,
         cache,
@@ -141,6 +142,9 @@ def build_workload(
             most_common_rows=most_common_rows(config),
             least_common=LEAST_SAVED,
         ),
+        DraftBudget(config.max_drafts, clock, is_fixed=not config.speculative.speculative_adaptive)
+        if config.max_drafts
+        else None,
     )
     max_rows = planner.admission.max_rows
     if max_rows < config.max_running_requests:

@@ -24,6 +24,7 @@ from scheduler_proc.model_parts import (
     load_decoder,
     log_pool,
     make_memory,
+    make_verifier,
     num_threads,
     weight_bytes,
 )
@@ -113,9 +114,10 @@ class CudaBuild:
 
     def _runner(self, decoder: Decoder, memory: Memory) -> ModelRunner:
         """One that launches kernel by kernel."""
-        forward = EagerForward(decoder, memory.slots, memory.pages)
+        verifier = make_verifier(self._config, memory)
+        forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
         mode = self._config.scheduler.logprobs_mode
-        return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode)
+        return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode, verifier)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from scheduler_proc.model_parts import (
     load_decoder,
     log_pool,
     make_memory,
+    make_verifier,
     num_threads,
     weight_bytes,
 )
@@ -69,11 +70,12 @@ def _cpu_device(
         num_tokens = default_tokens(per_token * group.size, page_size)
     num_tokens = group.least(num_tokens)
     memory = make_memory(config, model, decoder, num_tokens, numerics.kv_dtype)
-    forward: Forward = EagerForward(decoder, memory.slots, memory.pages)
+    verifier = make_verifier(config, memory)
+    forward: Forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
     if numerics.packed and group.size == 1 and can_record(kernels):
         most_tokens = max(config.chunked_prefill_size, config.max_running_requests)
         forward = ProgramForward(decoder, memory.slots, memory.pages, most_tokens, forward)
-    runner = ModelRunner(decoder, kernels, memory.kv_pool, memory.slots, forward, options.logprobs_mode)
+    runner = ModelRunner(decoder, kernels, memory.kv_pool, memory.slots, forward, options.logprobs_mode, verifier)
     log_pool(memory, numerics.kv_dtype)
     return DelayedDevice(runner) if config.device == "delayed" else CpuDevice(runner), num_tokens
 

@@ -24,6 +24,8 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.settle import context_length
+from scheduler_proc.speculative.ngram import NgramDrafter
+from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.weights.load import load_weights
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -56,8 +58,24 @@ def make_memory(
     )
     longest = min(context_length(config, model), num_pages * page_size)
     num_stop_ids = MAX_STOP_IDS + len(model.config.eos_ids)
-    slots = DeviceSlots(config.max_running_requests, -(-longest // page_size), Transfer(decoder.device), num_stop_ids)
+    # Drafts may lie behind the end of the longest text; nothing is written there.
+    most_pages = -(-(longest + config.max_drafts) // page_size)
+    slots = DeviceSlots(config.max_running_requests, most_pages, Transfer(decoder.device), num_stop_ids)
     return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
+
+
+def make_verifier(config: EngineConfig, memory: Memory) -> Verifier | None:
+    """Who drafts and verifies; None: nobody does."""
+    options = config.speculative
+    if options.speculative_algorithm is None:
+        return None
+    drafter = NgramDrafter(
+        memory.slots,
+        memory.max_len,
+        least=options.speculative_ngram_min_match_window_size,
+        most=options.speculative_ngram_max_match_window_size,
+    )
+    return Verifier(drafter, memory.slots, memory.pages)
 
 
 def load_decoder(

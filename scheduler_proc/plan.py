@@ -34,6 +34,19 @@ class Adjustment(msgspec.Struct, frozen=True):
     """int32: end-of-sequence and stop tokens."""
 
 
+class Drafting(msgspec.Struct, frozen=True):
+    """What drafters must know of new occupants; arrays [m] in the order of the joins."""
+
+    full_lens: np.ndarray
+    """int32: tokens of prompt and answer when the answer is full."""
+    most_drafts: np.ndarray
+    """int32: drafted tokens of a step at most."""
+    text_lens: np.ndarray
+    """int32: tokens known, prompt and answer."""
+    texts: np.ndarray
+    """int32 [sum(text_lens)]: those tokens, one occupant after the other."""
+
+
 class Joins(msgspec.Struct, frozen=True):
     """Slots that begin a new occupant in this step, with the device's share of its state; all arrays [m]."""
 
@@ -55,6 +68,8 @@ class Joins(msgspec.Struct, frozen=True):
     """int32 [m, widest]: tokens that end the slot, -1 where it has fewer."""
     adjustments: tuple[Adjustment, ...] = ()
     """Slots not named here change nothing."""
+    drafting: Drafting | None = None
+    """None where nobody drafts."""
 
 
 class PageUpdates(msgspec.Struct, frozen=True):
@@ -89,7 +104,7 @@ class StepPlan(msgspec.Struct):
     q_lens: np.ndarray
     """int32 [n]: tokens each row adds."""
     kv_lens: np.ndarray
-    """int32 [n]: length including this step's tokens; an upper bound under speculation."""
+    """int32 [n]: length including this step's tokens; an upper bound where earlier steps verify drafts."""
     tokens: np.ndarray
     """int32 [sum(q_lens[num_decode:])]: host tokens of the other rows, row after row."""
     sample: np.ndarray
@@ -112,6 +127,8 @@ class StepPlan(msgspec.Struct):
     common_lens: np.ndarray | None = None
     """int32 [n], where all rows decode: so many tokens, whole pages, does a row's context have in common with those of
     all other rows that have any; the same number or 0. None = not enough to be worth anything. A hint."""
+    num_drafts: int = 0
+    """Drafted tokens that each row adds beside its slot's last one; then all rows decode."""
 
 
 class TokenScores(msgspec.Struct):
@@ -135,15 +152,19 @@ class StepResult(msgspec.Struct):
     """What a step produced, in the order of its plan's rows."""
 
     tokens: np.ndarray
-    """int32 [n, K]; K = 1 without drafting."""
+    """int32 [n, K]; K = 1 + the plan's num_drafts."""
     counts: np.ndarray | None
-    """int32 [n]: how many of the row's tokens are valid; None = one where the plan samples, else none."""
+    """int32 [n]: how many of the row's tokens are valid; None = one where the plan samples, else none. A row's tokens
+    end where its slot does: with a stop token, or a full answer."""
     failed: np.ndarray | None
     """bool [n]: rows whose logits held NaN; None = no row."""
     scores: TokenScores | None = None
     """Of the sampled tokens, [n, the widest wish] in the order of the rows (others: anything); None if none asked."""
     prompt_scores: tuple[TokenScores, ...] = ()
     """One for each of the plan's, [m, its width]."""
+    drafted: np.ndarray | None = None
+    """int32 [n]: drafted tokens of each row that were verified; None = none. All but the first of a row's counts were
+    accepted."""
 
 
 class Handle(msgspec.Struct, eq=False):

@@ -17,6 +17,7 @@ from scheduler_proc.options import PlannerOptions
 from scheduler_proc.plan import PromptScores, StepPlan
 from scheduler_proc.request import Request
 from scheduler_proc.slots import DecodeRows, Slots, SlotState
+from scheduler_proc.speculative.budget import DraftBudget
 
 EARLY_TOKENS = 8
 """Room below which a row takes pages when others must, while most pages are free."""
@@ -25,7 +26,15 @@ EARLY_TOKENS = 8
 class Planner:
     """Plans steps over `slots` and `cache`; `admission` owns the waiting queue and fills the slots."""
 
-    def __init__(self, slots: Slots, cache: KvCache, eos_ids: tuple[int, ...], options: PlannerOptions) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        cache: KvCache,
+        eos_ids: tuple[int, ...],
+        options: PlannerOptions,
+        budget: DraftBudget | None = None,
+    ) -> None:
+        """budget: how many tokens are drafted; None: none."""
         assert not options.most_common_rows or cache.groups[0].kind == "full", "windows leave pages behind"
         self.slots = slots
         self.cache = cache
@@ -38,6 +47,9 @@ class Planner:
         self._common_lens: np.ndarray | None = None
         """Of the rows of `_stable`, as long as nothing was shared since."""
         self._num_shares = -1
+        self.budget = budget
+        self._verified: tuple[DecodeRows, int] | None = None
+        """Rows of the last plan with drafts, if all of them took part, and its rows_version."""
         self._q_ones = np.ones(slots.num_slots, np.int32)
         self._all_true = np.ones(slots.num_slots, bool)
         self._no_tokens = np.zeros(0, np.int32)
@@ -59,6 +71,10 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """The next step, or None if no row can move."""
         decode = self.slots.decode()
+        if self.budget is not None and not self.admission.prefilling and len(decode.rows):
+            plan = self._plan_with_drafts(decode, self.budget)
+            if plan is not None:
+                return plan
         if not self.admission.prefilling and len(decode.rows) and self._all_may_go_on(decode):
             plan = self._steady_plan(decode)
         else:
@@ -127,6 +143,59 @@ class Planner:
             logprobs=decode.logprobs,
             common_lens=self._common_lens,
         )
+
+    def _plan_with_drafts(self, decode: DecodeRows, budget: DraftBudget) -> StepPlan | None:
+        """A step in which all rows that may go on verify drafts; None where none pays, or there is no room for it."""
+        slots = self.slots
+        rows = decode.rows[slots.least_planned[decode.index] < slots.last_planned[decode.index]]
+        most = int(slots.most_drafts[rows].max(initial=0))
+        if most == 0:
+            return None
+        num_drafts = budget.choose(len(rows), min(most, self.options.step_tokens // len(rows) - 1))
+        size = num_drafts + 1
+        if num_drafts <= 0 or not self._make_room(rows, size):
+            return None
+        is_all = len(rows) == len(decode.rows)
+        if not is_all or self._verified != (decode, self._rows_version):
+            self._rows_version += 1
+        self._verified = (decode, self._rows_version) if is_all else None
+        self._stable = self._checked_rows = None
+        self.step += 1
+        joins = slots.take_joins()
+        kv_lens = slots.plan_drafts(rows, num_drafts)
+        slots.last_step[rows] = self.step
+        num = len(rows)
+        return StepPlan(
+            step=self.step,
+            rows=rows,
+            num_decode=num,
+            q_lens=np.full(num, size, np.int32),
+            kv_lens=kv_lens,
+            tokens=self._no_tokens,
+            sample=self._all_true[:num],
+            all_greedy=decode.all_greedy,
+            needs_filter=decode.needs_filter,
+            rows_version=self._rows_version,
+            slots_version=-1,
+            joins=joins,
+            pages=self.cache.take_updates(),
+            adjusts_logits=bool(slots.adjusts[rows].any()),
+            logprobs=slots.logprobs[rows] if (slots.logprobs[rows] >= 0).any() else None,
+            num_drafts=num_drafts,
+        )
+
+    def _make_room(self, rows: np.ndarray, num_tokens: int) -> bool:
+        """Pages for so many more tokens of each of `rows`, as far as their answers go, if there are any to be had
+        without taking them from somebody who runs."""
+        slots, cache = self.slots, self.cache
+        ends = np.minimum(slots.planned[rows] + num_tokens, slots.full_len[rows] - 1)
+        while True:
+            short = rows[cache.room_left(rows, ends) < 0]
+            if not len(short):
+                return True
+            if not all(cache.make_room(group, len(short)) for group in range(len(cache.groups))):
+                return False
+            self._take_pages(short)
 
     def _found_common(self, rows: np.ndarray) -> np.ndarray | None:
         """StepPlan.common_lens, of a step of these rows alone."""
@@ -280,7 +349,7 @@ class Planner:
     def _take_pages(self, short: np.ndarray) -> None:
         slots = self.slots
         if self.cache.has_windows:
-            self.cache.leave_window(short, slots.planned)
+            self.cache.leave_window(short, slots.least_planned)
         self.cache.reserve(short, np.minimum(slots.full_len[short], slots.max_len))
 
     def _free_memory_for(self, oldest: int) -> None:

@@ -25,6 +25,7 @@ def settle(config: EngineConfig) -> EngineConfig:
     """The configuration with `--device auto` replaced by the device it means here. Raises ConfigError where a CUDA
     device is asked for and there is none that can be used."""
     asked = config.scheduler.device
+    _check_speculative(config)
     if asked not in ("auto", "cuda"):
         _warn_of_options(config, asked)
         return config
@@ -39,6 +40,24 @@ def settle(config: EngineConfig) -> EngineConfig:
     if reason:
         _warn_of_options(config, device)
     return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, device=device))
+
+
+def _check_speculative(config: EngineConfig) -> None:
+    options = config.speculative
+    if options.speculative_algorithm is None:
+        return
+    if config.scheduler.device == "null":
+        raise ConfigError("--speculative-algorithm needs a model, and --device null has none.")
+    if config.process.tp_size > 1:
+        raise ConfigError(
+            f"--speculative-algorithm does not go together with --tp-size {config.process.tp_size}; leave out one."
+        )
+    least, most = options.speculative_ngram_min_match_window_size, options.speculative_ngram_max_match_window_size
+    if least > most:
+        raise ConfigError(
+            f"--speculative-ngram-min-match-window-size is {least}, more than "
+            f"--speculative-ngram-max-match-window-size, {most}."
+        )
 
 
 def _warn_of_options(config: EngineConfig, device: str) -> None:

@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from engine.sampling import MAX_STOP_IDS, SamplingParams
-from scheduler_proc.plan import Adjustment, Joins
+from scheduler_proc.plan import Adjustment, Drafting, Joins
 from scheduler_proc.request import Request
 from scheduler_proc.steady import CollectedRun, PlannedRun
 from scheduler_proc.virtual_array import virtual_array
@@ -70,8 +70,10 @@ class DecodeRows:
 class Slots:
     """Host slots. The planner changes them when it plans, the workload when it absorbs a result."""
 
-    def __init__(self, num_slots: int, max_len: int, num_eos: int) -> None:
+    def __init__(self, num_slots: int, max_len: int, num_eos: int, max_drafts: int = 0) -> None:
+        """max_drafts: drafted tokens of a row in a step at most; 0 = nobody drafts."""
         self.num_slots = num_slots
+        self.max_drafts = max_drafts
         self.max_len = max_len
         i32 = np.int32
         self.state = np.zeros(num_slots, np.uint8)
@@ -84,6 +86,13 @@ class Slots:
         self.prefill_end = np.zeros(num_slots, i32)
         """Tokens to prefill before sampling begins."""
         self._planned = np.zeros(num_slots, i32)
+        self.slack = np.zeros(num_slots, i32)
+        """By how much `planned` may be too large: steps in flight that verify drafts add one token at least."""
+        self.most_drafts = np.zeros(num_slots, i32)
+        self.drafted = np.zeros(num_slots, np.int64)
+        """Drafted tokens that were verified for the occupant since it joined."""
+        self.accepted = np.zeros(num_slots, np.int64)
+        """Those of them that became part of its answer."""
         self.last_planned = np.zeros(num_slots, i32)
         self.full_len = np.zeros(num_slots, i32)
         self._last_step = np.zeros(num_slots, np.int64)
@@ -122,9 +131,14 @@ class Slots:
 
     @property
     def planned(self) -> np.ndarray:
-        """int32: tokens whose KV is written once all launched steps are done."""
+        """int32: tokens whose KV is written once all launched steps are done; under speculation at most so many."""
         self._settle_planned()
         return self._planned
+
+    @property
+    def least_planned(self) -> np.ndarray:
+        """int32: the least that `planned` may turn out to be."""
+        return self.planned - self.slack
 
     @property
     def last_step(self) -> np.ndarray:
@@ -186,6 +200,29 @@ class Slots:
         self._num_known[index] = known
         return known
 
+    def plan_drafts(self, rows: np.ndarray, num_drafts: int) -> np.ndarray:
+        """A step gives each of `rows` one token and up to num_drafts more; int32 [n]: their lengths at most."""
+        lens = self.planned[rows] + np.int32(num_drafts + 1)
+        self.planned[rows] = lens
+        self.slack[rows] += num_drafts
+        return lens
+
+    def collect_drafts(self, rows: np.ndarray, num_drafts: int, counts: np.ndarray) -> None:
+        """That step has given them so many (int32 [n])."""
+        self.planned[rows] -= np.int32(num_drafts + 1) - counts
+        self.slack[rows] -= num_drafts
+
+    def add_runs(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Several collected tokens for each of `rows`: int32 [n, m], of which the first counts (int32 [n]) are valid;
+        int32 [n]: what they know now."""
+        known = self.num_known[rows]
+        valid = np.arange(tokens.shape[1]) < counts[:, None]
+        places = (self._token_base[rows] + known)[:, None] + np.arange(tokens.shape[1])
+        self._flat_tokens[places[valid]] = tokens[valid]
+        known = known + counts
+        self._num_known[rows] = known
+        return known
+
     def _settle_planned(self) -> None:
         """Write down what the planned steady steps did."""
         run, self._planned_run = self._planned_run, None
@@ -244,6 +281,11 @@ class Slots:
         self.full_len[slot] = num_prompt + request.max_output
         self.last_planned[slot] = num_prompt + request.max_output - 1
         self.last_step[slot] = 0
+        self.slack[slot] = 0
+        self.drafted[slot] = self.accepted[slot] = 0
+        # Logprobs are those of a row's first token of a step.
+        wanted = self.max_drafts if sampling.max_drafts is None else min(sampling.max_drafts, self.max_drafts)
+        self.most_drafts[slot] = 0 if sampling.logprobs >= 0 else wanted
         self.admitted[slot] = self._num_admitted
         self._num_admitted += 1
         self.num_stop_ids[slot] = len(stop_ids)
@@ -306,7 +348,13 @@ class Slots:
             seeds=values.seeds[slots],
             stop_ids=self.stop_ids[slots, : int(self.num_stop_ids[slots].max())],
             adjustments=tuple(self._adjustment(slot) for slot in slots if self.adjusts[slot]),
+            drafting=self._drafting(slots) if self.max_drafts else None,
         )
+
+    def _drafting(self, slots: list[int]) -> Drafting:
+        lens = self.num_known[slots]
+        texts = [self.tokens[slot, :num] for slot, num in zip(slots, lens.tolist(), strict=True)]
+        return Drafting(self.full_len[slots], self.most_drafts[slots], lens, np.concatenate(texts))
 
     def _adjustment(self, slot: int) -> Adjustment:
         request = self.occupant[slot]

@@ -67,6 +67,11 @@ class GenerateWorkload:
         """Tokens produced since the start."""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_drafted = 0
+        """Drafted tokens that were verified since the start."""
+        self.num_accepted = 0
+        self.num_verified = 0
+        """Rows of steps that verified drafts; each gave one token beside the accepted ones."""
         self.ended = Rate()
         """How fast requests leave, for Retry-After."""
         self._end_turn: list[Callable[[], object]] = list(end_turn)
@@ -224,6 +229,7 @@ class GenerateWorkload:
     def collected(self, plan: StepPlan, result: StepResult | Exception) -> None:
         """A step is done: take in its tokens, or fail its requests."""
         version, epochs = self._epochs.pop(plan.step)
+        self._tell_budget(plan, result)
         told = self._told.pop(plan.step, None)
         # Before anything is given back: what this step used is free of it now.
         self.cache.collected(plan.step)
@@ -242,6 +248,15 @@ class GenerateWorkload:
                 # Whether the device has heard of these is not known.
                 slots.append(told[0][self.slots.epoch[told[0]] == told[1]])
             self._fail_all(self._occupants(np.unique(np.concatenate(slots))), "step", error)
+
+    def _tell_budget(self, plan: StepPlan, result: StepResult | Exception) -> None:
+        budget = self.planner.budget
+        if budget is None:
+            return
+        if isinstance(result, Exception) or plan.num_decode < len(plan.rows):
+            budget.other_step()
+        else:
+            budget.collected(plan.step, len(plan.rows), plan.num_drafts, result.counts, result.drafted)
 
     def send_failed(self, output: StepOutput, error: Exception) -> None:
         """A message could not be sent: whoever is in it ends with an error, which the next message carries."""
@@ -279,6 +294,9 @@ class GenerateWorkload:
         self.outbox.add_steady(steady, tokens)
 
     def _absorb(self, plan: StepPlan, result: StepResult, same: np.ndarray) -> None:
+        if plan.num_drafts:
+            assert result.counts is not None
+            self.slots.collect_drafts(plan.rows[same], plan.num_drafts, result.counts[same])
         if result.failed is not None:
             self._fail_rows(plan, result.failed & same)
             same = same & ~result.failed
@@ -296,7 +314,11 @@ class GenerateWorkload:
         rows = plan.rows[took]
         if len(rows):
             scores = None if result.scores is None else result.scores.of(took)
-            self._take_tokens(rows, rows, result.tokens[took, 0], scores)
+            if result.counts is None:
+                self._take_tokens(rows, rows, result.tokens[took, 0], scores)
+            else:
+                assert result.drafted is not None
+                self._take_runs(rows, result.tokens[took], result.counts[took], result.drafted[took], scores)
 
     def _report_prompt(self, plan: StepPlan, wanted: PromptScores, scores: TokenScores) -> None:
         request = self.slots.occupant[int(plan.rows[wanted.row])]
@@ -350,6 +372,48 @@ class GenerateWorkload:
             first,
             np.ones(len(rows), np.int32),
             tokens,
+            finish,
+            held.astype(np.uint8),
+            [] if scores is None else self._keep_logprobs(rows, scores),
+        )
+        if ends.any():
+            self._end(rows[ends], held[ends], finish[ends])
+
+    def _take_runs(
+        self,
+        rows: np.ndarray,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        drafted: np.ndarray,
+        scores: TokenScores | None,
+    ) -> None:
+        """One new token or more for each of `rows`: int32 [n, m], of which the first counts (int32 [n]) are valid;
+        drafted: int32 [n], how many tokens were drafted for them."""
+        slots = self.slots
+        self._steady = None
+        counts = np.minimum(counts, slots.full_len[rows] - slots.num_known[rows])
+        ends_at = _first_ends(slots.stop_ids[rows, : int(slots.num_stop_ids[rows].max())], tokens)
+        stopped = ends_at <= counts
+        counts = np.minimum(counts, ends_at).astype(np.int32)
+        now_known = slots.add_runs(rows, tokens, counts)
+        self.num_output_tokens += int(counts.sum())
+        slots.drafted[rows] += drafted
+        slots.accepted[rows] += counts - 1
+        self.num_drafted += int(drafted.sum())
+        self.num_accepted += int(counts.sum()) - len(rows)
+        self.num_verified += len(rows)
+        ends = stopped | (now_known >= slots.full_len[rows])
+        if slots.num_new:
+            self._report_start(rows[slots.is_new[rows]])
+        finish = np.where(ends, np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
+        finish[stopped] = Finish.STOP_TOKEN
+        held = slots.holds_end[rows] & ends
+        self.outbox.add_tokens(
+            slots.request[rows].copy(),
+            slots.attempt[rows].copy(),
+            now_known - counts - slots.prompt_len[rows],
+            counts,
+            tokens[np.arange(tokens.shape[1]) < counts[:, None]],
             finish,
             held.astype(np.uint8),
             [] if scores is None else self._keep_logprobs(rows, scores),
@@ -479,3 +543,12 @@ def _told(plan: StepPlan) -> np.ndarray | None:
     slots = [] if plan.joins is None else [plan.joins.slots]
     slots += [updates.slots for updates in plan.pages if updates is not None]
     return np.concatenate(slots) if slots else None
+
+
+def _first_ends(stop_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """int64 [n]: how many tokens of each row there are up to the first of its stop_ids; more than all without one.
+
+    stop_ids: int32 [n, widest], -1 where a row has fewer; tokens: int32 [n, m], none below 0.
+    """
+    found = (tokens[:, :, None] == stop_ids[:, None, :]).any(axis=2)
+    return np.where(found.any(axis=1), found.argmax(axis=1) + 1, tokens.shape[1] + 1)

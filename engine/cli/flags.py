@@ -80,7 +80,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, help=text)
     elif option.choices:
         choices = (*option.choices, NONE) if option.takes_none else option.choices
-        group.add_argument(option.flag, dest=option.name, choices=choices, help=text)
+        group.add_argument(option.flag, dest=option.name, type=option.spelled, choices=choices, help=text)
     else:
         metavar = option.name.rsplit("_", 1)[-1].upper()
         group.add_argument(*_spellings(option), dest=option.name, metavar=metavar, help=text)

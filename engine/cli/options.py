@@ -49,6 +49,10 @@ class Option(msgspec.Struct, frozen=True):
     def choices(self) -> tuple[str, ...]:
         return tuple(str(value) for value in self.type.values) if isinstance(self.type, inspect.LiteralType) else ()
 
+    def spelled(self, value: str) -> str:
+        """The choice that differs from a word in upper and lower case only, or the word."""
+        return next((choice for choice in self.choices if choice.lower() == value.lower()), value)
+
     @property
     def default_text(self) -> str:
         """The default as help and docs show it."""
@@ -152,7 +156,7 @@ def _plain(option: Option, value: object) -> object:
         return None
     if value is None and "null" in option.choices:
         return "null"  # YAML reads the bare word as nothing
-    return value
+    return option.spelled(value) if isinstance(value, str) else value
 
 
 def _refusal(option: Option, source: str, value: object) -> ConfigError:

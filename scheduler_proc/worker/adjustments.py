@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
+from kernels.speculative import Nodes
 from scheduler_proc.plan import Adjustment, Joins
 from scheduler_proc.worker.transfer import Transfer
 
@@ -70,6 +71,43 @@ class Adjustments:
         entries = adjusted.penalty_entries
         if len(entries):
             self.penalties.output_counts[entries, tokens[adjusted.penalty_rows]] += 1
+
+    def of_nodes(self, adjusted: AdjustedRows, nodes: Nodes) -> tuple[PenaltyTable, AdjustedRows]:
+        """The same for all nodes of the rows, one after the other: what is on a node's way from node 0 counts as said.
+
+        Returns a table of penalties of their own, and where all nodes find themselves in it and in `edits`.
+        """
+        size = nodes.usable.shape[1]
+        column = torch.arange(size, device=adjusted.edit_rows.device)
+        table, rows = self.penalties, adjusted.penalty_rows
+        entries = adjusted.penalty_entries.repeat_interleave(size)
+        said = table.output_counts[entries].view(-1, size, self._vocab_size)
+        seen = column[1:] <= column.unsqueeze(1) if nodes.visible is None else nodes.visible[rows][:, :, 1:]
+        drafted = nodes.drafts.tokens[rows].clamp(min=0).unsqueeze(1).expand(-1, size, -1)
+        said.scatter_add_(2, drafted, seen.to(torch.int32).expand_as(drafted))
+        penalties = PenaltyTable(
+            table.repetition[entries],
+            table.presence[entries],
+            table.frequency[entries],
+            table.in_prompt[entries],
+            said.view(-1, self._vocab_size),
+        )
+        return penalties, AdjustedRows(
+            penalty_rows=(rows.unsqueeze(1) * size + column).flatten(),
+            penalty_entries=torch.arange(len(entries), device=entries.device),
+            edit_rows=(adjusted.edit_rows.unsqueeze(1) * size + column).flatten(),
+            edit_entries=adjusted.edit_entries.repeat_interleave(size),
+        )
+
+    def count_all(self, tokens: Tensor, counts: Tensor, adjusted: AdjustedRows) -> None:
+        """As `count`, where the rows have several tokens: int32 [n, m], of which the first counts (int64 [n]) are
+        valid."""
+        entries = adjusted.penalty_entries
+        if len(entries):
+            own = tokens[adjusted.penalty_rows].long().clamp(min=0)
+            valid = torch.arange(own.shape[1], device=own.device) < counts[adjusted.penalty_rows].unsqueeze(1)
+            index = (entries.unsqueeze(1).expand_as(own), own)
+            self.penalties.output_counts.index_put_(index, valid.to(torch.int32), accumulate=True)
 
     def _set_penalties(self, adjustment: Adjustment) -> None:
         entries = self._penalty_entries

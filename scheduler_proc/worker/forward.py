@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
-from kernels.step import empty_inputs
+from kernels.attention import AttentionBatch, TreeMask
+from kernels.step import StepInputs, empty_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -63,6 +64,15 @@ class Forward(Protocol):
         """Takes what the slots hold before the step, and advances their seq_len."""
         ...
 
+    def room(self, num_tokens: int, num_rows: int, width: int) -> StepInputs:
+        """Where `verify` wants its inputs: num_tokens tokens, num_rows rows of `width` pages or more."""
+        ...
+
+    def verify(self, inputs: StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
+        """Hidden states [num_tokens, hidden] of rows that add as many tokens each, which are in inputs. tree: which of
+        them see each other; None: each sees those before it. The slots stay as they are."""
+        ...
+
     def release(self) -> None:
         """Let go of what was captured; nothing runs afterwards."""
         ...
@@ -74,14 +84,16 @@ class EagerForward:
     minds_ends = True
     logit_sizes: Sequence[int] = ()
 
-    def __init__(self, decoder: Decoder, slots: DeviceSlots, pages: Pages) -> None:
+    def __init__(self, decoder: Decoder, slots: DeviceSlots, pages: Pages, *, knows_lengths: bool = True) -> None:
+        """knows_lengths: what plans say of rows' lengths is exact."""
+        self._knows_lengths = knows_lengths
         self._decoder = decoder
         self._slots = slots
         self._pages = pages
 
     def __call__(self, plan: StepPlan, arrays: StepArrays) -> Hidden:
-        pages, max_kv_len = self._pages, int(plan.kv_lens.max())
-        page_size = pages.page_size
+        pages, page_size = self._pages, self._pages.page_size
+        max_kv_len = min(int(plan.kv_lens.max()), self._slots.page_table.shape[1] * page_size)
         decodes = arrays.q_starts is None
         num_tokens = len(plan.rows) if arrays.host_tokens is None else len(arrays.host_tokens)
         inputs = empty_inputs(num_tokens, len(plan.rows), -(-max_kv_len // page_size), self._slots.seq_len.device)
@@ -96,12 +108,23 @@ class EagerForward:
             inputs,
         )
         # Prompts' attention may be planned by the host, with the lengths that it knows; so none is empty there.
-        host_kv_lens = None if decodes else plan.kv_lens
+        host_kv_lens = plan.kv_lens if self._knows_lengths and not decodes else None
         batch = AttentionBatch(
             plan.q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, page_size, host_kv_lens=host_kv_lens
         )
         states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, pages.kv)
         return Hidden(states, inputs.kv_lens)
+
+    def room(self, num_tokens: int, num_rows: int, width: int) -> StepInputs:
+        """See Forward."""
+        return empty_inputs(num_tokens, num_rows, width, self._slots.seq_len.device)
+
+    def verify(self, inputs: StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
+        """See Forward."""
+        q_lens = np.full(num_rows, len(inputs.tokens) // num_rows, np.int32)
+        page_size = self._pages.page_size
+        batch = AttentionBatch(q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, page_size, tree=tree)
+        return self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._pages.kv)
 
     def release(self) -> None:
         """Nothing was captured."""

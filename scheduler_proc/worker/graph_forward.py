@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, CommonPrefix
-from kernels.step import zeroed_inputs
+from kernels.attention import AttentionBatch, CommonPrefix, TreeMask
+from kernels.step import StepInputs, zeroed_inputs
 from scheduler_proc.common_prefix import LEAST_ROWS
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
@@ -131,6 +131,14 @@ class GraphForward:
         draw = graphs.draws[_drawing(plan)]
         draw.replay()
         return Hidden(None, kv_lens, logits=logits, drawn=draw.output[:num])
+
+    def room(self, num_tokens: int, num_rows: int, width: int) -> StepInputs:
+        """See Forward."""
+        return self._others.room(num_tokens, num_rows, width)
+
+    def verify(self, inputs: StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
+        """See Forward."""
+        return self._others.verify(inputs, num_rows, max_kv_len, tree)
 
     def release(self) -> None:
         self._graphs.clear()

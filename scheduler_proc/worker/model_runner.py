@@ -15,6 +15,7 @@ from kernels.logits import AdjustedRows
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan, StepResult
+from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.worker.adjustments import Adjustments
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Forward, Hidden
@@ -34,7 +35,10 @@ class ModelRunner:
         slots: DeviceSlots,
         forward: Forward,
         logprobs_mode: LogprobsMode = "raw",
+        verifier: Verifier | None = None,
     ) -> None:
+        """verifier: where plans may bring drafts."""
+        self.verifier = verifier
         self.decoder = decoder
         self.kernels = kernels
         self.kv_pool = kv_pool
@@ -64,19 +68,62 @@ class ModelRunner:
             self.adjustments.join(plan.joins)
         if self._arrays is None or self._arrays.version != plan.rows_version:
             self._arrays = upload_arrays(plan, self.transfer, self.forward.logit_sizes)
-        done = self.forward(plan, self._arrays)
         pending = PendingStep(plan)
-        if plan.sample.any():
-            self._sample(plan, self._arrays, done, pending)
-        if plan.prompt_scores:
-            self._score_prompts(plan, done, pending)
+        if plan.num_drafts:
+            self._verify(plan, self._arrays, pending)
+        else:
+            self._extend(plan, self._arrays, pending)
         pending.arrival = self.transfer.arrival()
         return pending
+
+    def _extend(self, plan: StepPlan, arrays: StepArrays, pending: PendingStep) -> None:
+        """A step without drafts."""
+        done = self.forward(plan, arrays)
+        if plan.sample.any():
+            self._sample(plan, arrays, done, pending)
+            if self.verifier is not None:
+                rows = arrays.sampling_rows
+                self.verifier.drafter.took(rows, self.slots.last_token[rows].to(torch.int32).unsqueeze(1))
+        if plan.prompt_scores:
+            self._score_prompts(plan, done, pending)
+
+    def _verify(self, plan: StepPlan, arrays: StepArrays, pending: PendingStep) -> None:
+        """A step in which every row adds drafts: draw after each of them, and take what the draws accept.
+
+        Rows that want logprobs have no drafts: theirs are those of their node 0.
+        """
+        assert self.verifier is not None, "the plan brings drafts"
+        rows, size = arrays.rows, plan.num_drafts + 1
+        nodes, states = self.verifier.run(plan, rows, self.forward)
+        logits, kv_lens = self.decoder.logits(states), nodes.kv_lens
+        wanted = scored_rows(plan) if plan.logprobs is not None else None
+        adjusted = self._adjusted_rows(plan, arrays) if plan.adjusts_logits else None
+        raw = None
+        if adjusted is not None:
+            logits = logits.float()
+            if wanted is not None and self.logprobs_mode == "raw":
+                raw = self._kept(plan, _first_nodes(logits, size), wanted)
+            penalties, of_nodes = self.adjustments.of_nodes(adjusted, nodes)
+            self.kernels.adjust_logits(logits, kv_lens, penalties, self.adjustments.edits, of_nodes)
+        drawn = self._draw(plan, logits, rows.repeat_interleave(size), kv_lens).view(-1, size)
+        tokens, counts = self.verifier.take(rows, nodes, drawn, self.kernels)
+        if adjusted is not None:
+            self.adjustments.count_all(tokens, counts, adjusted)
+        pending.tokens = self.transfer.download(tokens)
+        pending.counts = self.transfer.download(counts.to(torch.int32))
+        pending.drafted = self.transfer.download(nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32))
+        if wanted is not None:
+            first = _first_nodes(logits, size)
+            if raw is not None:
+                first.index_copy_(0, *raw)
+            pending.scores = self._score_tokens(plan, first, tokens[:, 0].long().clamp(min=0), rows, wanted)
 
     def _tell(self, plan: StepPlan) -> None:
         """Bring the device slots up to what the plan knows of them."""
         if plan.joins is not None:
             self.slots.join(plan.joins)
+            if self.verifier is not None:
+                self.verifier.join(plan.joins)
         for updates in plan.pages:
             if updates is not None:
                 self.slots.set_pages(updates)
@@ -191,3 +238,8 @@ class ModelRunner:
 
             targets = self.transfer.upload(wanted.targets, torch.int64)
             pending.prompt_scores.append(self._scores_of(logits_of, targets, wanted.width))
+
+
+def _first_nodes(logits: Tensor, size: int) -> Tensor:
+    """[n, vocab]: of the first of every `size` rows; the same memory."""
+    return logits.view(-1, size, logits.shape[1])[:, 0]

@@ -39,7 +39,11 @@ class PendingStep:
 
     plan: StepPlan
     tokens: Tensor | None = None
-    """int32 [s]: what the sampling rows drew, -1 for a row whose logits held a NaN."""
+    """int32 [s]: what the sampling rows drew, -1 for a row whose logits held a NaN; [n, K + 1] with drafts."""
+    counts: Tensor | None = None
+    """int32 [n], with drafts: how many of a row's tokens are valid."""
+    drafted: Tensor | None = None
+    """int32 [n], with drafts: how many there were."""
     scores: PendingScores | None = None
     """Of the rows that want logprobs."""
     prompt_scores: list[PendingScores] = field(default_factory=list)
@@ -50,8 +54,11 @@ class PendingStep:
         if self.arrival is not None:
             self.arrival.synchronize()
         plan = self.plan
-        result = StepResult(np.zeros((len(plan.rows), 1), np.int32), None, None)
-        if self.tokens is not None:
+        if self.counts is not None:
+            result = self._verified()
+        else:
+            result = StepResult(np.zeros((len(plan.rows), 1), np.int32), None, None)
+        if self.tokens is not None and self.counts is None:
             result.tokens[plan.sample, 0] = self.tokens.numpy()
             if result.tokens.min() < 0:
                 result.failed = result.tokens[:, 0] < 0
@@ -60,6 +67,13 @@ class PendingStep:
         if plan.prompt_scores:
             self._take_prompt_scores(result)
         return result
+
+    def _verified(self) -> StepResult:
+        """Of a step with drafts: all rows sample."""
+        assert self.tokens is not None and self.counts is not None and self.drafted is not None
+        tokens, counts, drafted = (part.numpy().copy() for part in (self.tokens, self.counts, self.drafted))
+        failed = (tokens < 0).any(axis=1)
+        return StepResult(tokens, counts, failed if failed.any() else None, drafted=drafted)
 
     def _take_prompt_scores(self, result: StepResult) -> None:
         """Logprobs of prompt tokens; a row with a NaN in them fails."""

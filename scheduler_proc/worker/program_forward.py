@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels import step
+from kernels.attention import AttentionBatch, TreeMask
 from kernels.cpu import native
 from kernels.cpu.abi import StepInputs
 from kernels.cpu.program import Program, Recording
@@ -62,6 +64,9 @@ class ProgramForward:
             self._kv_lens.data_ptr(),
             self._page_table.data_ptr(),
         )
+        self._own_inputs = step.StepInputs(
+            self._tokens, self._positions, self._locations, self._kv_lens, self._page_table
+        )
         self._inputs_address = ctypes.addressof(self._inputs)
         self._views: dict[tuple[int, bool], Hidden] = {}
         self._pass = self._record_pass(pages)
@@ -96,6 +101,24 @@ class ProgramForward:
         else:
             self._head.run_to_mark(num_rows, num_rows)
         return self._decoded(num_rows, plan.all_greedy)
+
+    def room(self, num_tokens: int, num_rows: int, width: int) -> step.StepInputs:
+        """See Forward."""
+        if num_tokens > len(self._tokens) or num_rows > len(self._kv_lens):
+            return self._longer.room(num_tokens, num_rows, width)
+        return self._own_inputs.first(num_tokens, num_rows)
+
+    def verify(self, inputs: step.StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
+        """See Forward."""
+        if tree is not None or inputs.tokens.data_ptr() != self._tokens.data_ptr():
+            return self._longer.verify(inputs, num_rows, max_kv_len, tree)
+        num_tokens = len(inputs.tokens)
+        self._q_lens[:num_rows] = num_tokens // num_rows
+        if num_tokens > QUICK_TOKENS:
+            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
+        else:
+            self._pass.run(num_tokens, num_rows)
+        return self._pass.results[0][:num_tokens]
 
     def release(self) -> None:
         """A program holds nothing but memory."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
-from kernels.step import zeroed_inputs
+from kernels.attention import AttentionBatch, TreeMask
+from kernels.step import StepInputs, zeroed_inputs
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.worker.capture import Capture, Captured
@@ -92,6 +92,14 @@ class PromptGraphs:
         self._fill(arrays.rows, arrays.q_starts, arrays.host_tokens, *size)
         graph.replay()
         return Hidden(graph.output[:num_tokens], self._inputs.kv_lens[:num_rows])
+
+    def room(self, num_tokens: int, num_rows: int, width: int) -> StepInputs:
+        """See Forward."""
+        return self._others.room(num_tokens, num_rows, width)
+
+    def verify(self, inputs: StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
+        """See Forward."""
+        return self._others.verify(inputs, num_rows, max_kv_len, tree)
 
     def release(self) -> None:
         self._graphs.clear()

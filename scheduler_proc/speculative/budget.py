@@ -1,0 +1,115 @@
+"""How many tokens to draft for the rows of a step: as many as pay, by what was accepted and what steps have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_KEEPS = 0.9
+"""How much of an average stays when a new value comes."""
+_PROBE_LOSS = 0.01
+"""Share of the time that steps may cost which only find out whether drafting would pay now."""
+_FIRST_PROBES = 3
+"""Steps of each number of drafts before their time is believed: the first ones may still prepare something."""
+_LEAST_PERIOD = 8
+"""Steps between two probes at least."""
+_DOUBT = 1.02
+"""Drafting must be expected to be so much faster than not drafting."""
+
+
+def draft_sizes(most: int) -> tuple[int, ...]:
+    """Numbers of drafts that steps may have: 1, 2, 4 and so on, and `most`."""
+    sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return (*sizes, most) if most else ()
+
+
+@dataclass
+class _Times:
+    """What steps of about so many rows take, by their number of drafts."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    until_probe: int = 0
+
+    def add(self, num_drafts: int, seconds: float) -> None:
+        count = self.counts[num_drafts] = self.counts.get(num_drafts, 0) + 1
+        old = self.seconds.get(num_drafts)
+        if old is None or count <= _FIRST_PROBES:
+            self.seconds[num_drafts] = seconds if old is None else min(old, seconds)
+            return
+        # One step that something else held up says little.
+        self.seconds[num_drafts] = _KEEPS * old + (1 - _KEEPS) * min(seconds, 2 * old)
+
+
+class DraftBudget:
+    """Chooses each step's number of drafts. The clock's time stands still within a turn of the loop, so that what was
+    recorded comes out again."""
+
+    def __init__(self, most: int, clock: Callable[[], float], *, is_fixed: bool = False) -> None:
+        """most: drafts of a row at most; is_fixed: always as many."""
+        self.sizes = draft_sizes(most)
+        self._most = most
+        self._clock = clock
+        self._is_fixed = is_fixed
+        self._accepted = np.full(most, 0.5)
+        """How likely the i-th draft of a row is accepted, all before it included."""
+        self._times: dict[int, _Times] = {}
+        self._last: tuple[int, float] | None = None
+        """The step that was collected last, and when."""
+
+    def choose(self, num_rows: int, limit: int) -> int:
+        """Drafts for each row of the next step, in which so many rows decode: at most `limit`; 0: none."""
+        if self._is_fixed:
+            return min(self._most, limit)
+        sizes = [size for size in self.sizes if size <= limit]
+        if not sizes:
+            return 0
+        times = self._times.setdefault(_class(num_rows), _Times())
+        known = times.counts
+        for size in (0, *reversed(sizes)):
+            if known.get(size, 0) < _FIRST_PROBES:
+                return size
+        best = max(sizes, key=lambda size: self._gain(times, size))
+        if self._gain(times, best) >= _DOUBT:
+            times.until_probe = 0
+            return best
+        times.until_probe -= 1
+        if times.until_probe >= 0:
+            return 0
+        loss = max(times.seconds[best] / times.seconds[0] - 1.0, 0.0)
+        times.until_probe = max(int(loss / _PROBE_LOSS), _LEAST_PERIOD)
+        return best
+
+    def _gain(self, times: _Times, size: int) -> float:
+        """How much faster than without drafts."""
+        return (1.0 + float(self._accepted[:size].sum())) * times.seconds[0] / times.seconds[size]
+
+    def collected(
+        self, step: int, num_rows: int, num_drafts: int, counts: np.ndarray | None, drafted: np.ndarray | None
+    ) -> None:
+        """A step of rows that all decode is done; counts, drafted: of its result."""
+        now, last = self._clock(), self._last
+        self._last = step, now
+        if last is not None and last[0] == step - 1 and now > last[1]:
+            self._times.setdefault(_class(num_rows), _Times()).add(num_drafts, now - last[1])
+        if counts is None or drafted is None or not num_drafts:
+            return
+        # Of the rows that move; those without a draft count as rejections, for they cost as much.
+        moved = counts > 0
+        if moved.any():
+            hits = (counts[moved, None] > np.arange(1, num_drafts + 1)).mean(axis=0)
+            share = (1 - _KEEPS) * min(1.0, float(moved.sum()) / 4 + 0.25)
+            self._accepted[:num_drafts] += share * (hits - self._accepted[:num_drafts])
+            # What is not drafted is accepted at most as often as what comes before it.
+            np.minimum.accumulate(self._accepted, out=self._accepted)
+
+    def other_step(self) -> None:
+        """A step of another kind was collected: the time from it to the next one says nothing."""
+        self._last = None
+
+
+def _class(num_rows: int) -> int:
+    """Numbers of rows whose steps take about the same."""
+    return 1 << (num_rows - 1).bit_length()

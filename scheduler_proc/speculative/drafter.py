@@ -1,0 +1,27 @@
+"""What proposes tokens for the model to verify. A new method is one more class with these functions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.speculative import Drafts
+from scheduler_proc.plan import Joins
+
+
+class Drafter(Protocol):
+    """Lives beside the device's slots and works in the order of its steps, without waiting for the device."""
+
+    def join(self, joins: Joins) -> None:
+        """New occupants of slots."""
+        ...
+
+    def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
+        """`num_drafts` nodes for each of the slots `rows` (int64 [n]), whose texts have `longest` tokens at most."""
+        ...
+
+    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
+        """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int64 [n]; None: all) are valid;
+        their seq_len has advanced."""
+        ...

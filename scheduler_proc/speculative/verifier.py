@@ -1,0 +1,64 @@
+"""Steps that verify drafts: what goes through the model, and what of it the slots take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import KernelSet
+from kernels.speculative import Nodes, VerifyLimits, accept, advance_accepted, moves_of, verify_inputs
+from scheduler_proc.plan import Joins, StepPlan
+from scheduler_proc.speculative.drafter import Drafter
+from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.forward import Forward, Pages
+
+
+class Verifier:
+    """Of one model's slots and pages. Nothing of it waits for the device."""
+
+    def __init__(self, drafter: Drafter, slots: DeviceSlots, pages: Pages) -> None:
+        self.drafter = drafter
+        self._slots = slots
+        self._pages = pages
+        size, device = slots.num_slots + 1, slots.transfer.device
+        self._limits = VerifyLimits(
+            torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, dtype=torch.int32, device=device)
+        )
+
+    def join(self, joins: Joins) -> None:
+        """New occupants of slots; told again, it comes to the same. Made-up ones have no drafts."""
+        drafting = joins.drafting
+        if drafting is None:
+            return
+        slots, full_lens, most_drafts = self._slots.transfer.upload_all(
+            (joins.slots, torch.int64), (drafting.full_lens, torch.int64), (drafting.most_drafts, torch.int32)
+        )
+        self._limits.full_lens[slots] = full_lens
+        self._limits.most_drafts[slots] = most_drafts
+        self.drafter.join(joins)
+
+    def run(self, plan: StepPlan, rows: Tensor, forward: Forward) -> tuple[Nodes, Tensor]:
+        """Draft, and pass all nodes through the model: they, and their hidden states [n * (K + 1), hidden].
+
+        rows: int64 [n], the plan's."""
+        num_rows, size = len(rows), plan.num_drafts + 1
+        page_size, table = self._pages.page_size, self._slots.page_table
+        longest = min(int(plan.kv_lens.max()), table.shape[1] * page_size)
+        drafts = self.drafter.draft(rows, plan.num_drafts, longest)
+        inputs = forward.room(num_rows * size, num_rows, -(-longest // page_size))
+        nodes = verify_inputs(
+            rows, drafts, self._slots.tensors, self._limits, page_size, self._pages.scratch_location, inputs
+        )
+        return nodes, forward.verify(inputs, num_rows, longest, nodes.tree)
+
+    def take(self, rows: Tensor, nodes: Nodes, drawn: Tensor, kernels: KernelSet) -> tuple[Tensor, Tensor]:
+        """The slots take what the model's draws (int32 [n, K + 1]) accept of the nodes, and its keys and values move to
+        where they belong: tokens int32 [n, K + 1] and int64 [n] how many of a row's are valid."""
+        way, counts = accept(nodes, drawn)
+        tokens, counts = advance_accepted(self._slots.tensors, self._limits, rows, nodes, way, counts, drawn)
+        if nodes.visible is not None:
+            moves = moves_of(nodes, rows, way, counts, self._slots.page_table, self._pages.page_size)
+            for layer in self._pages.kv:
+                kernels.compact_kv(layer.unsqueeze(0), *moves)
+        self.drafter.took(rows, tokens, counts)
+        return tokens, counts
