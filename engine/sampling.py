@@ -15,6 +15,8 @@ MAX_STOP_IDS = 16
 MAX_LOGIT_BIAS = 1024
 """Most entries of one request's logit_bias."""
 MAX_BIAS = 100.0
+MAX_DRAFTS = 128
+"""Most drafted tokens of one request that a step verifies."""
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below this are greedy."""
 MAX_SEED = 2**63 - 1
@@ -113,6 +115,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs_from", self.prompt_logprobs_from)):
             if not -1 <= value <= MAX_INT32:
                 raise InvalidRequestError(f"{name} is {value}; it must not be negative.", param=name)
+        if self.max_drafts is not None and not 0 <= self.max_drafts <= MAX_DRAFTS:
+            raise InvalidRequestError(
+                f"max_drafts is {self.max_drafts}; it must lie in 0..{MAX_DRAFTS}.", param="max_drafts"
+            )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop"

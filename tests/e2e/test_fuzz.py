@@ -47,6 +47,9 @@ SAMPLING = {
     "ignore_eos": st.booleans(),
     "skip_special_tokens": st.booleans(),
     "n": st.integers(-1, 4),
+    "speculative": st.fixed_dictionaries(
+        {}, optional={"enabled": st.booleans(), "num_draft_tokens": st.integers(-1, 130), "odd": ODD}
+    ),
 }
 OPENAI = {
     **SAMPLING,

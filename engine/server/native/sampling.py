@@ -11,7 +11,7 @@ from engine.server.body import decode_json
 from engine.server.native.fields import IGNORED_SAMPLING, REFUSED_SAMPLING, unknown_name
 from engine.server.openai.call import Limits, sampling_of
 from engine.server.openai.fields import FieldRules, UnknownFields, check_fields
-from engine.server.openai.protocol import CommonRequest, Int32, Int64
+from engine.server.openai.protocol import CommonRequest, Int32, Int64, Speculative
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -37,6 +37,7 @@ class SamplingBody(msgspec.Struct, frozen=True):
     logit_bias: dict[str, float] | None = None
     sampling_seed: Int64 | None = None
     seed: Int64 | None = None
+    speculative: Speculative | None = None
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -105,6 +106,7 @@ def _sampled(body: SamplingBody, limits: Limits) -> Sampled:
         no_stop_trim=body.no_stop_trim,
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
+        speculative=body.speculative,
     )
     wanted = body.max_new_tokens
     if wanted is UNSET:

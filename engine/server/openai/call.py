@@ -9,10 +9,10 @@ import msgspec
 
 from engine.errors import InvalidRequestError
 from engine.ipc.messages import ChatInput, TextInput, TokenInput
-from engine.sampling import MAX_INT32, MAX_LOGIT_BIAS, SamplingParams
+from engine.sampling import MAX_DRAFTS, MAX_INT32, MAX_LOGIT_BIAS, SamplingParams
 from engine.server.error_body import shorten
 from engine.server.keys import SANE_ID
-from engine.server.openai.protocol import CommonRequest
+from engine.server.openai.protocol import CommonRequest, Speculative
 
 MAX_ANSWERS = 4096
 """Most answers (prompts times n) of one request."""
@@ -104,6 +104,7 @@ def sampling_of(
         keep_stop=bool(request.no_stop_trim or request.include_stop_str_in_output),
         logprobs=logprobs,
         prompt_logprobs_from=prompt_logprobs_from,
+        max_drafts=_max_drafts(request.speculative),
     )
 
 
@@ -152,6 +153,18 @@ def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
                 param="logit_bias",
             )
     return tuple(sorted((int(name), value) for name, value in given.items()))
+
+
+def _max_drafts(given: Speculative | None) -> int | None:
+    if given is None:
+        return None
+    most = given.num_draft_tokens
+    if most is not None and not 0 <= most <= MAX_DRAFTS:
+        raise InvalidRequestError(
+            f"speculative.num_draft_tokens is {most}; it must lie in 0..{MAX_DRAFTS}.",
+            param="speculative.num_draft_tokens",
+        )
+    return 0 if given.enabled is False else most
 
 
 def _or(value: T | None, default: T) -> T:

@@ -52,6 +52,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class Speculative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the server may draft this answer's tokens ahead."""
+
+    enabled: bool | None = None
+    num_draft_tokens: Int32 | None = None
+    """At most so many at a time."""
+
+
 class CommonRequest(msgspec.Struct, frozen=True):
     """What both routes take."""
 
@@ -81,6 +89,7 @@ class CommonRequest(msgspec.Struct, frozen=True):
     user: str | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] | None = None
+    speculative: Speculative | None = None
 
 
 class ChatRequest(CommonRequest, frozen=True):

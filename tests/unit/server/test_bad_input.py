@@ -128,6 +128,9 @@ async def test_bad_bodies(http: Http, fake: FakeClient, body: bytes, param: str 
         ("logit_bias", {"5": 100.5}),
         ("logit_bias", {str(token): 1 for token in range(1025)}),
         ("logit_bias", [[5, 1]]),
+        ("speculative", []),
+        ("speculative", True),
+        ("speculative", {"draft_model": "x"}),
         ("no_stop_trim", 1),
         ("include_stop_str_in_output", "no"),
         ("logprobs", 1),
@@ -148,6 +151,26 @@ async def test_bad_bodies(http: Http, fake: FakeClient, body: bytes, param: str 
 )
 async def test_bad_values_name_their_field(http: Http, fake: FakeClient, field: str, value: object) -> None:
     await expect_error(await post(http, {**HELLO, field: value}), 400, field, field)
+    assert not fake.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("enabled", 1, "Expected `bool"),
+        ("enabled", "yes", "Expected `bool"),
+        ("num_draft_tokens", True, "Expected `int"),
+        ("num_draft_tokens", "4", "Expected `int"),
+        ("num_draft_tokens", 1.5, "Expected `int"),
+        ("num_draft_tokens", -1, "0..128"),
+        ("num_draft_tokens", 129, "0..128"),
+        ("num_draft_tokens", 2**40, "<= 2147483647"),
+    ],
+)
+async def test_bad_values_of_drafting(http: Http, fake: FakeClient, name: str, value: object, part: str) -> None:
+    for send, body in ((post, HELLO), (complete, {"prompt": "Hi"})):
+        response = await send(http, {**body, "speculative": {"enabled": False, name: value}})
+        await expect_error(response, 400, f"speculative.{name}", part)
     assert not fake.asked
 
 
@@ -297,7 +320,7 @@ JSON = st.recursive(
 NAMES = st.sampled_from(
     [
         *("messages", "prompt", "stop", "max_tokens", "temperature", "seed", "stream_options", "n", "rid", "x"),
-        *("logit_bias", "logprobs", "top_logprobs", "best_of", "echo"),
+        *("logit_bias", "logprobs", "top_logprobs", "best_of", "echo", "speculative"),
     ]
 )
 

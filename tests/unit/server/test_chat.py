@@ -142,8 +142,9 @@ async def test_sampling_defaults(http: Http, fake: FakeClient) -> None:
     more = ("stop_token_ids", "ignore_eos", "skip_special_tokens", "stream", "stream_options", "n", "tools", "rid")
     others = ("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs")
     last = ("top_logprobs", "no_stop_trim", "include_stop_str_in_output", "cache_salt", "priority", "best_of", "echo")
+    new = ("speculative",)
     await post(http, HELLO)
-    response = await post(http, {**HELLO, **dict.fromkeys(names + more + others + last)})
+    response = await post(http, {**HELLO, **dict.fromkeys(names + more + others + last + new)})
     assert response.status == 200, await response.text()
     assert [asked.sampling for asked in fake.asked] == [SamplingParams(), SamplingParams()]
 
@@ -170,6 +171,7 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         "no_stop_trim": True,
         "logprobs": True,
         "top_logprobs": 4,
+        "speculative": {"enabled": False},
     }
     assert (await post(http, body)).status == 200
     assert fake.asked[0].sampling == SamplingParams(
@@ -190,6 +192,7 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         logit_bias=((0, 0.5), (5, -100.0), (900, 1.0)),
         keep_stop=True,
         logprobs=4,
+        max_drafts=0,
     )
     await post(http, {**HELLO, "stop": ["a", "b"]})
     assert fake.asked[1].sampling.stop == ("a", "b")

@@ -11,7 +11,7 @@ from engine.ipc.messages import Finish, TextInput, TokenInput, TokenLogprob, unp
 from engine.sampling import SamplingParams
 from engine.server.openai import call
 from tests.support.fake_client import FakeClient, Script
-from tests.unit.server.support import Http, complete, expect_error, joined, plain, read_events
+from tests.unit.server.support import HELLO, Http, complete, expect_error, joined, plain, post, read_events
 
 HI = {"prompt": "Hi"}
 
@@ -88,7 +88,7 @@ async def test_defaults(http: Http, fake: FakeClient) -> None:
         *("model", "n", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "rid", "user"),
         *("stop_token_ids", "no_stop_trim", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
-        *("stream", "stream_options", "cache_salt", "priority", "logprobs", "echo", "best_of", "suffix"),
+        *("stream", "stream_options", "cache_salt", "priority", "logprobs", "echo", "best_of", "suffix", "speculative"),
     )
     assert (await complete(http, HI)).status == 200
     response = await complete(http, {**HI, **dict.fromkeys(names)})
@@ -117,6 +117,7 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         "seed": 11,
         "logprobs": 3,
         "user": "u\nERROR forged",
+        "speculative": {"enabled": True, "num_draft_tokens": 3},
         "best_of": 1,
         "suffix": "",
     }
@@ -140,7 +141,31 @@ async def test_sampling_fields(http: Http, fake: FakeClient) -> None:
         skip_special_tokens=False,
         seed=11,
         logprobs=3,
+        max_drafts=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        (None, None),
+        ({}, None),
+        ({"enabled": None, "num_draft_tokens": None}, None),
+        ({"enabled": True}, None),
+        ({"enabled": False}, 0),
+        ({"enabled": False, "num_draft_tokens": 4}, 0),
+        ({"num_draft_tokens": 0}, 0),
+        ({"enabled": True, "num_draft_tokens": 128}, 128),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_how_far_may_be_drafted(
+    http: Http, fake: FakeClient, given: dict[str, Any] | None, most: int | None, stream: bool
+) -> None:
+    body = {"n": 2, "stream": stream, "speculative": given}
+    for response in (await complete(http, {**HI, **body}), await post(http, {**HELLO, **body})):
+        assert response.status == 200, await response.text()
+    assert [asked.sampling.max_drafts for asked in fake.asked] == [most] * 4
 
 
 @pytest.mark.parametrize(

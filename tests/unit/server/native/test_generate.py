@@ -98,6 +98,7 @@ async def test_every_sampling_parameter(http: Http, fake: FakeClient) -> None:
         "n": 1,
         "logit_bias": {"5": -100, "6": 1.5},
         "sampling_seed": 11,
+        "speculative": {"num_draft_tokens": 5},
         "spaces_between_special_tokens": True,
         "stream_interval": 8,
         "regex": None,
@@ -121,6 +122,7 @@ async def test_every_sampling_parameter(http: Http, fake: FakeClient) -> None:
         keep_stop=True,
         logit_bias=((5, -100.0), (6, 1.5)),
         seed=11,
+        max_drafts=5,
     )
 
 

@@ -77,6 +77,8 @@ async def test_bad_bodies(http: Http, fake: FakeClient, body: bytes, param: str 
         ("logit_bias", {"9" * 5000: 1}, "token ids"),
         ("logit_bias", {str(idx): 0 for idx in range(1025)}, "1024"),
         ("sampling_seed", -1, "sampling_seed is -1"),
+        ("speculative", 5, "speculative"),
+        ("speculative", {"num_drafts": 5}, "num_drafts"),
         ("max_tokens", 5, "did you mean max_new_tokens?"),
         ("temprature", 1, "did you mean temperature?"),
         ("x" * 500, 1, "is not known"),
@@ -88,6 +90,12 @@ async def test_bad_sampling_values(http: Http, fake: FakeClient, name: str, valu
     error = await expect_error(response, 400, f"sampling_params.{shown}", part)
     assert len(error["message"]) < 300
     assert not fake.asked
+
+
+async def test_more_drafts_than_any_server_makes(http: Http) -> None:
+    response = await generate(http, text=["a", "b"], sampling_params=[{}, {"speculative": {"num_draft_tokens": 129}}])
+    name = "sampling_params[1].speculative.num_draft_tokens"
+    await expect_error(response, 400, name, f"{name} is 129; it must lie in 0..128")
 
 
 async def test_two_seeds_must_agree(http: Http) -> None:
