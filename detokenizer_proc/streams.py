@@ -14,6 +14,7 @@ from detokenizer_proc.text import TextStream
 from engine.errors import InternalError
 from engine.ipc.messages import (
     Accepted,
+    Drafted,
     Ended,
     Failed,
     Finish,
@@ -56,6 +57,8 @@ class _Open(msgspec.Struct, eq=False):
     stamps: Stamps
     sent: deque[TextDelta]
     """What the front was given last, for a resend."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class Streams:
@@ -95,6 +98,8 @@ class Streams:
                 state.stamps = started.stamps
         for prompt in output.prompts:
             self._absorb_prompt(prompt)
+        for drafted in output.drafted:
+            self._absorb_drafted(drafted)
         self._absorb_tokens(output.tokens)
         for failed in output.failed:
             self._fail(failed)
@@ -140,6 +145,12 @@ class Streams:
             logprobs = token_logprobs(self._table, unpack_i32(prompt.ids).tolist(), prompt.logprobs)
             delta = PromptDelta(prompt.request, prompt.attempt, prompt.first, logprobs)
             self._outputs[state.opened.front].prompts.append(delta)
+
+    def _absorb_drafted(self, drafted: Drafted) -> None:
+        """The last pair of a request counts."""
+        state = self._open.get(drafted.request)
+        if state is not None and state.opened.attempt == drafted.attempt:
+            state.accepted_drafts, state.rejected_drafts = drafted.accepted, drafted.rejected
 
     def _absorb_tokens(self, batch: TokenBatch) -> None:
         if not batch.requests and not batch.rows:
@@ -224,6 +235,8 @@ class Streams:
         self._emit(state)
         state.stamps.sent = time.monotonic_ns()
         opened = state.opened
+        # The scheduler may have counted tokens behind the stop string.
+        accepted = min(state.accepted_drafts, state.num_tokens)
         del self._open[opened.request]
         self._outputs[opened.front].ended.append(
             Ended(
@@ -235,6 +248,8 @@ class Streams:
                 state.num_tokens,
                 state.cached_tokens,
                 state.stamps,
+                accepted,
+                state.rejected_drafts + state.accepted_drafts - accepted,
             )
         )
 

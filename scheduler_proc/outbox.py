@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.errors import ErrorInfo
 from engine.ipc.messages import (
+    Drafted,
     Failed,
     Finish,
     Logprobs,
@@ -58,13 +59,14 @@ class Outbox:
         self.started: list[Started] = []
         self.failed: list[Failed] = []
         self.prompts: list[PromptLogprobs] = []
+        self.drafted: list[Drafted] = []
         self._rows: list[Callable[[], tuple[np.ndarray, ...]]] = []
         self._num_rows = 0
         self._logprobs: list[tuple[int, Logprobs]] = []
         self._only_steady: tuple[SteadyRows, int, np.ndarray] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self.opened or self.started or self.failed or self.prompts)
+        return bool(self._rows or self.opened or self.started or self.failed or self.prompts or self.drafted)
 
     def _add(self, rows: Callable[[], tuple[np.ndarray, ...]], num: int) -> None:
         self._rows.append(rows)
@@ -92,6 +94,10 @@ class Outbox:
         """Logprobs of prompt tokens from index `first` on; int32 [m]."""
         ids = np.ascontiguousarray(ids, np.int32)
         self.prompts.append(PromptLogprobs(request.request, request.attempt, first, ids.tobytes(), logprobs))
+
+    def add_drafted(self, request: Request, accepted: int, rejected: int) -> None:
+        """How many of its drafted tokens are among those sent, and how many are not; only beside its end."""
+        self.drafted.append(Drafted(request.request, request.attempt, accepted, rejected))
 
     def fail(self, request: int, attempt: int, front: int, error: ErrorInfo) -> None:
         self.failed.append(Failed(request, attempt, front, error))
@@ -154,7 +160,9 @@ class Outbox:
                 for name, columns in zip(names, zip(*parts, strict=True), strict=True):
                     setattr(batch, name, np.concatenate(columns).tobytes())
                 batch.logprobs = self._logprobs
-        output = StepOutput(step, self.opened, self.started, batch, self.failed, time.monotonic_ns(), self.prompts)
+        output = StepOutput(
+            step, self.opened, self.started, batch, self.failed, time.monotonic_ns(), self.prompts, self.drafted
+        )
         self._clear()
         return output
 

@@ -196,6 +196,15 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
     logprobs: Logprobs
 
 
+class Drafted(msgspec.Struct, array_like=True):
+    """Drafted tokens of a request that were accepted and sent, and those that were not."""
+
+    request: RequestId
+    attempt: int
+    accepted: int
+    rejected: int
+
+
 class TokenBatch(msgspec.Struct, array_like=True):
     """One step's tokens for all its requests, packed.
 
@@ -232,6 +241,8 @@ class StepOutput(msgspec.Struct, tag="step", array_like=True):
     sent: int
     prompts: list[PromptLogprobs] = []
     """Before the first token of their request."""
+    drafted: list[Drafted] = []
+    """Of requests that end in this message; before its token rows."""
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -255,6 +266,9 @@ class Ended(msgspec.Struct, tag="ended", array_like=True):
     num_tokens: int
     cached_tokens: int
     stamps: Stamps
+    accepted_drafts: int = 0
+    """Of the tokens that count, those that were drafted."""
+    rejected_drafts: int = 0
 
 
 # Inside TokenLogprob the plain name means its field.

@@ -37,6 +37,18 @@ def test_a_chat_streams_and_equals_the_whole_answer(client: OpenAI, model: str) 
     assert finishes == [whole.choices[0].finish_reason]
 
 
+def test_a_server_that_does_not_draft_takes_wishes_about_drafts(client: OpenAI, model: str) -> None:
+    ask = {"model": model, "messages": [{"role": "user", "content": "Tell me a story"}], "temperature": 0}
+    plain, *others = [
+        client.chat.completions.create(**ask, max_tokens=20, extra_body=wish)
+        for wish in ({}, {"speculative": {"enabled": False}}, {"speculative": {"num_draft_tokens": 4}})
+    ]
+    assert [other.choices[0].message.content for other in others] == [plain.choices[0].message.content] * 2
+    assert plain.usage is not None and plain.usage.completion_tokens_details is not None
+    details = plain.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+
+
 def test_a_seed_repeats_and_another_differs(client: OpenAI, model: str) -> None:
     def answer(seed: int) -> str | None:
         messages = [{"role": "user", "content": "Once"}]

@@ -46,6 +46,8 @@ class Script:
     pause_s: float = 0.0
     num_prompt_tokens: int = 7
     cached_tokens: int = 3
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
     """Per delta; empty: none."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -99,6 +101,8 @@ class FakeGeneration:
             num_tokens=len(script.texts),
             cached_tokens=script.cached_tokens,
             stamps=Stamps(),
+            accepted_drafts=script.accepted_drafts,
+            rejected_drafts=script.rejected_drafts,
         )
 
     def close(self) -> None:

@@ -30,6 +30,13 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Drafted tokens that are in the answer, and those that were verified and are not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, omit_defaults=True):
     """Token counts; prompt + completion = total."""
 
@@ -37,12 +44,17 @@ class Usage(msgspec.Struct, omit_defaults=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
-def usage_of(num_prompt_tokens: int, num_tokens: int, cached_tokens: int | None = None) -> Usage:
-    """Counts that add up; without details while the cached share is not known yet."""
-    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
-    return Usage(num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens, details)
+def usage_of(
+    num_prompt_tokens: int,
+    num_tokens: int,
+    prompt: PromptTokensDetails | None = None,
+    completion: CompletionTokensDetails | None = None,
+) -> Usage:
+    """Counts that add up; without details while these are not known yet."""
+    return Usage(num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens, prompt, completion)
 
 
 class AnswerMessage(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.ipc.messages import TextInput
-from engine.server.openai.answers import Usage, usage_of
+from engine.server.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage, usage_of
 from engine.server.openai.call import Call
 from engine.server.openai.logprobs import LogprobWriter
 from engine.server.openai.transcript import Transcript
@@ -69,16 +69,20 @@ class Choices:
 
     def usage(self) -> Usage:
         """Counts after all have ended: every prompt, and what was cached of it for its first choice, counts once."""
-        prompt_tokens = tokens = cached_tokens = 0
+        prompt_tokens = tokens = cached_tokens = accepted = rejected = 0
         for index, generation in enumerate(self._generations):
             ended = generation.ended
             if ended is None:
                 continue
             tokens += ended.num_tokens
+            accepted += ended.accepted_drafts
+            rejected += ended.rejected_drafts
             if index % self._call.n == 0:
                 prompt_tokens += ended.num_prompt_tokens
                 cached_tokens += ended.cached_tokens
-        return usage_of(prompt_tokens, tokens, cached_tokens)
+        return usage_of(
+            prompt_tokens, tokens, PromptTokensDetails(cached_tokens), CompletionTokensDetails(accepted, rejected)
+        )
 
     def close(self) -> None:
         """Let go of all; those that run are aborted."""

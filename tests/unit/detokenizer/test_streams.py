@@ -7,6 +7,7 @@ import numpy as np
 from detokenizer_proc.streams import KEPT_DELTAS, UNSTREAMED_EVERY, Streams
 from engine.errors import ErrorInfo
 from engine.ipc.messages import (
+    Drafted,
     Failed,
     Finish,
     FrontOutput,
@@ -196,6 +197,48 @@ def test_errors_reach_the_front_that_opened_the_request() -> None:
     output, _ = one(streams)
     assert output.failed[0].front == 0
     assert len(streams) == 0
+
+
+def drafts_of_an_end(streams: Streams, *messages: StepOutput) -> tuple[int, int]:
+    for message in messages:
+        streams.absorb(message)
+    (ended,) = one(streams)[0].ended
+    return ended.accepted_drafts, ended.rejected_drafts
+
+
+def drafting(message: StepOutput, *drafted: Drafted) -> StepOutput:
+    message.drafted = list(drafted)
+    return message
+
+
+def test_an_end_tells_how_many_drafts_it_had() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1), opened(2))))
+    last = drafting(step((1, 2, "cd", Finish.LENGTH)), Drafted(1, 0, 3, 2))
+    assert drafts_of_an_end(streams, step((1, 0, "ab", Finish.NONE)), last) == (3, 2)
+    assert drafts_of_an_end(streams, step((2, 0, "x", Finish.LENGTH))) == (0, 0)
+    whole = drafting(step((3, 0, "abc", Finish.LENGTH), opens=(opened(3),)), Drafted(3, 0, 2, 1))
+    assert drafts_of_an_end(streams, whole) == (2, 1)
+
+
+def test_drafts_behind_a_stop_string_are_no_accepted_ones() -> None:
+    streams = make()
+    message = step((1, 0, "aENDbcd", Finish.LENGTH), opens=(opened(1, stop=("END",)),), held=1)
+    assert drafts_of_an_end(streams, drafting(message, Drafted(1, 0, 6, 2))) == (4, 4)
+
+
+def test_drafts_told_twice_early_late_or_of_another_attempt_do_no_harm() -> None:
+    streams = make()
+    streams.absorb(step(opens=(opened(1, attempt=1),)))
+    # The end comes behind a gap, and once more when that is mended.
+    late = drafting(step((1, 2, "cd", Finish.LENGTH), attempt=1), Drafted(1, 1, 3, 1))
+    streams.absorb(late)
+    assert one(streams)[1] == [Resend(1, 1, 0)]
+    again = drafting(step((1, 0, "abcd", Finish.LENGTH), attempt=1), Drafted(1, 1, 3, 1), Drafted(1, 0, 9, 9))
+    assert drafts_of_an_end(streams, again) == (3, 1)
+    streams.absorb(late)
+    streams.absorb(drafting(step(), Drafted(7, 0, 1, 1)))
+    assert streams.take() == ([], [])
 
 
 def test_a_character_cut_by_the_end_becomes_one_mark() -> None:

@@ -41,6 +41,7 @@ async def test_whole_answer(http: Http, fake: FakeClient) -> None:
         "completion_tokens": 2,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }
     assert not fake.asked[0].stream
     assert fake.generations[0].closed

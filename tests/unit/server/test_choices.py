@@ -20,9 +20,11 @@ from tests.unit.server.support import CHAT, HELLO, Http, complete, expect_error,
 def scripts() -> list[Script]:
     """The later, the faster; each ends in its own way."""
     return [
-        Script(["a", "b", "c"], Finish.LENGTH, None, pause_s=0.02, cached_tokens=3),
+        Script(
+            ["a", "b", "c"], Finish.LENGTH, None, pause_s=0.02, cached_tokens=3, accepted_drafts=2, rejected_drafts=5
+        ),
         Script(["d", "", "e"], Finish.STOP_STRING, "END", pause_s=0.01, cached_tokens=6),
-        Script(["f"], Finish.STOP_TOKEN, 2, cached_tokens=6),
+        Script(["f"], Finish.STOP_TOKEN, 2, cached_tokens=6, accepted_drafts=1, rejected_drafts=1),
     ]
 
 
@@ -40,6 +42,7 @@ async def test_n_answers(http: Http, fake: FakeClient) -> None:
         "completion_tokens": 7,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6},
     }
     assert fake.in_flight == 0
 

@@ -49,6 +49,7 @@ async def test_whole_answer(http: Http, fake: FakeClient) -> None:
         "completion_tokens": 2,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }
     (asked,) = fake.asked
     assert asked.input == TextInput("Hi")
@@ -81,6 +82,8 @@ async def test_usage_in_a_stream(http: Http) -> None:
     options = {"continuous_usage_stats": True}
     events = await read_events(await complete(http, {**HI, "stream": True, "stream_options": options}))
     assert [event["usage"]["completion_tokens"] for event in events[:-1]] == [1, 2, 2]
+    # What is only known at the end.
+    assert all("completion_tokens_details" not in event["usage"] for event in events[:-1])
 
 
 async def test_defaults(http: Http, fake: FakeClient) -> None:
@@ -185,7 +188,14 @@ async def test_prompts_of_ids(http: Http, fake: FakeClient, prompt: list[Any], i
 async def test_prompts_are_answered_in_their_order(http: Http, fake: FakeClient) -> None:
     texts = ["slow", "mid", "quick", "now"]
     scripts = [
-        Script(texts=[text], pause_s=(3 - idx) * 0.02, num_prompt_tokens=10 if idx < 2 else 20, cached_tokens=idx)
+        Script(
+            texts=[text],
+            pause_s=(3 - idx) * 0.02,
+            num_prompt_tokens=10 if idx < 2 else 20,
+            cached_tokens=idx,
+            accepted_drafts=idx,
+            rejected_drafts=5,
+        )
         for idx, text in enumerate(texts)
     ]
     body = {"prompt": ["one", "two"], "n": 2}
@@ -199,6 +209,7 @@ async def test_prompts_are_answered_in_their_order(http: Http, fake: FakeClient)
         "completion_tokens": 4,
         "total_tokens": 34,
         "prompt_tokens_details": {"cached_tokens": 0 + 2},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0 + 1 + 2 + 3, "rejected_prediction_tokens": 4 * 5},
     }
     fake.scripts = list(scripts)
     options = {"include_usage": True}
