@@ -344,6 +344,11 @@ class Stats(msgspec.Struct, tag="stats", array_like=True):
     retractions: int = 0
     settled: dict[str, str | int] = {}
     """What options came to here, by name."""
+    drafted_tokens: int = 0
+    """Drafted tokens that were verified since the start; `accepted_tokens` of them were accepted."""
+    accepted_tokens: int = 0
+    verified_rows: int = 0
+    """Rows of steps that verified drafts: a row gives one token and those accepted."""
 
 
 class FlushCall(msgspec.Struct, tag="flush_call", array_like=True):

@@ -125,5 +125,8 @@ def _scheduler(stats: Stats) -> dict[str, object]:
         "cached_tokens": stats.cached_tokens,
         "output_tokens": stats.output_tokens,
         "retractions": stats.retractions,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "verified_rows": stats.verified_rows,
         "settled": stats.settled,
     }

@@ -36,6 +36,17 @@ OUTCOMES = {
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 
+COUNTERS = (
+    ("prompt_tokens", "Prompt tokens of requests that started.", "prompt_tokens"),
+    ("cached_tokens", "Prompt tokens that came from the prefix cache.", "cached_tokens"),
+    ("generation_tokens", "Tokens generated.", "output_tokens"),
+    ("retractions", "Running requests put back into the queue to free memory.", "retractions"),
+    ("drafted_tokens", "Drafted tokens that were verified.", "drafted_tokens"),
+    ("accepted_tokens", "Drafted tokens that were accepted.", "accepted_tokens"),
+    ("verified_rows", "Rows of steps that verified drafts; each gives a token and those accepted.", "verified_rows"),
+)
+"""Name, help and field of Stats of what the scheduler counts."""
+
 
 class Metrics:
     """One application's metrics. An observer of its EngineClient: told of every request's end."""
@@ -175,7 +186,7 @@ class _Snapshot(Collector):
         self._model = ""
         self._health: Health | None = None
         self._stats: Stats | None = None
-        self._totals = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "retractions": 0}
+        self._totals = {key: 0 for _, _, key in COUNTERS}
         self._last = dict(self._totals)
 
     def take(self, model: str, health: Health, stats: Stats | None) -> None:
@@ -196,12 +207,7 @@ class _Snapshot(Collector):
         )
         yield GaugeMetricFamily("engine_up", "1 while /health says 200.", int(self._health.ok))
         yield from self._processes(self._health)
-        for name, text, key in (
-            ("prompt_tokens", "Prompt tokens of requests that started.", "prompt_tokens"),
-            ("cached_tokens", "Prompt tokens that came from the prefix cache.", "cached_tokens"),
-            ("generation_tokens", "Tokens generated.", "output_tokens"),
-            ("retractions", "Running requests put back into the queue to free memory.", "retractions"),
-        ):
+        for name, text, key in COUNTERS:
             yield CounterMetricFamily(f"engine_{name}", text, self._totals[key])
         if self._stats is not None:
             yield from self._scheduler(self._stats)
@@ -244,3 +250,9 @@ class _Snapshot(Collector):
             ("audit_errors", "Pages found without a rightful owner and put right.", stats.audit_errors),
         ):
             yield GaugeMetricFamily(f"engine_{name}", text, value)
+        if stats.verified_rows:
+            yield GaugeMetricFamily(
+                "engine_accept_length",
+                "Mean tokens that a row gave in steps that verified drafts, since the scheduler's start.",
+                (stats.verified_rows + stats.accepted_tokens) / stats.verified_rows,
+            )

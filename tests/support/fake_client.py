@@ -171,7 +171,7 @@ class FakeClient:
     async def stats(self) -> Stats:
         if self.state != "ready":
             raise UnavailableError(f"The server is {self.state}.", retry_after_s=5)
-        return Stats(0, 1, 2, 33, 100, 60, 30, 8, 2, 0)
+        return Stats(0, 1, 2, 33, 100, 60, 30, 8, 2, 0, drafted_tokens=40, accepted_tokens=30, verified_rows=20)
 
     async def tokenize(self, source: ChatInput | TextInput) -> list[int]:
         """A token is a character."""

@@ -57,6 +57,7 @@ async def test_how_things_stand(http: Http) -> None:
     assert sum(filter(None, pages.values())) == value(found, "kv_pool_pages") == 100
     assert value(found, "kv_usage_ratio") == pytest.approx(0.4)
     assert value(found, "cache_hit_ratio") == 0
+    assert value(found, "accept_length") == pytest.approx((20 + 30) / 20)
     assert value(found, "scheduler_step") == 33
     assert value(found, "audit_errors") == 0
     (build,) = (dict(labels) for name, labels in found if name == "engine_build_info")
@@ -150,21 +151,40 @@ async def test_responses_by_route_and_status(http: Http, fake: FakeClient) -> No
 async def test_token_counters_go_on_when_the_scheduler_starts_again(
     http: Http, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = [(100, 40, 10, 1), (150, 60, 20, 2), (30, 0, 5, 0), (40, 10, 6, 0)]
-    seen = []
-    for prompt, cached, output, retractions in counts:
+    fields = {
+        "prompt_tokens": "prompt_tokens",
+        "cached_tokens": "cached_tokens",
+        "generation_tokens": "output_tokens",
+        "retractions": "retractions",
+        "drafted_tokens": "drafted_tokens",
+        "accepted_tokens": "accepted_tokens",
+        "verified_rows": "verified_rows",
+    }
+    counts = [
+        (100, 40, 10, 1, 8, 6, 2),
+        (150, 60, 20, 2, 16, 7, 4),
+        (30, 0, 5, 0, 0, 0, 0),
+        (40, 10, 6, 0, 4, 2, 4),
+    ]
+    seen, lengths = [], []
+    for now in counts:
 
-        async def stats(
-            prompt: int = prompt, cached: int = cached, output: int = output, retractions: int = retractions
-        ) -> Stats:
-            return Stats(0, 1, 2, 33, 100, 60, 30, 8, 2, 0, prompt, cached, output, retractions)
+        async def stats(now: tuple[int, ...] = now) -> Stats:
+            return Stats(0, 1, 2, 33, 100, 60, 30, 8, 2, 0, **dict(zip(fields.values(), now, strict=True)))
 
         monkeypatch.setattr(fake, "stats", stats)
         found = await scrape(http)
-        counters = ("prompt_tokens", "cached_tokens", "generation_tokens", "retractions")
-        seen.append(tuple(value(found, f"{name}_total") for name in counters))
-    assert seen == [(100, 40, 10, 1), (150, 60, 20, 2), (180, 60, 25, 2), (190, 70, 26, 2)]
+        seen.append(tuple(value(found, f"{name}_total") for name in fields))
+        lengths.append(value(found, "accept_length"))
+    assert seen == [
+        (100, 40, 10, 1, 8, 6, 2),
+        (150, 60, 20, 2, 16, 7, 4),
+        (180, 60, 25, 2, 16, 7, 4),
+        (190, 70, 26, 2, 20, 9, 8),
+    ]
     assert value(found, "cache_hit_ratio") == 0.25
+    # A mean of nothing is not there.
+    assert lengths == [4.0, 2.75, None, 1.5]
 
 
 async def test_a_scrape_while_the_engine_is_down(http: Http, fake: FakeClient) -> None:

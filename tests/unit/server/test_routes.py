@@ -122,6 +122,8 @@ async def test_server_info(http: Http, fake: FakeClient, path: str) -> None:
         "step": 33,
         "audit_errors": 0,
     }
+    drafts = ("drafted_tokens", "accepted_tokens", "verified_rows")
+    assert [body["scheduler"][name] for name in drafts] == [40, 30, 20]
     fake.state = "starting"
     body = await (await http.get(path)).json()
     assert (body["state"], body["scheduler"]) == ("starting", None)
