@@ -96,7 +96,8 @@ class Outbox:
         self.prompts.append(PromptLogprobs(request.request, request.attempt, first, ids.tobytes(), logprobs))
 
     def add_drafted(self, request: Request, accepted: int, rejected: int) -> None:
-        """How many of its drafted tokens are among those sent, and how many are not; only beside its end."""
+        """How many of its drafted tokens are among those sent so far, and how many are not. Beside its end, and where
+        its text may end earlier, beside every row of its."""
         self.drafted.append(Drafted(request.request, request.attempt, accepted, rejected))
 
     def fail(self, request: int, attempt: int, front: int, error: ErrorInfo) -> None:

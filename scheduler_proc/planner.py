@@ -384,6 +384,8 @@ class Planner:
         request.output_ids = slots.output_ids(slot)
         request.keys = keys
         request.num_retractions += 1
+        request.num_drafted += int(slots.drafted[slot])
+        request.num_accepted += int(slots.accepted[slot])
         self.num_retractions += 1
         self.release(slot, request, computed, keys if computed else None)
         self.admission.add(request)

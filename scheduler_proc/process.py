@@ -211,7 +211,7 @@ class Scheduler:
         stats: Stats = workload.stats(0)
         log.info(
             "event=status running=%d waiting=%d pages_used=%d pages_tree=%d pages_total=%d hit_rate=%.2f "
-            "retractions=%d tok_s=%.1f step=%d",
+            "retractions=%d tok_s=%.1f step=%d%s",
             stats.running,
             stats.waiting,
             stats.pages_total - stats.pages_free - stats.pages_tree,
@@ -221,5 +221,14 @@ class Scheduler:
             stats.retractions,
             rate,
             stats.step,
+            _drafting(stats),
         )
         self._last_status, self._status_tokens = now, workload.num_output_tokens
+
+
+def _drafting(stats: Stats) -> str:
+    """What the status line says of drafts since the start."""
+    if not stats.verified_rows:
+        return ""
+    length = (stats.verified_rows + stats.accepted_tokens) / stats.verified_rows
+    return f" accept_len={length:.2f} drafted={stats.drafted_tokens} accepted={stats.accepted_tokens}"

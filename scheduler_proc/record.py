@@ -69,11 +69,14 @@ class Refused(msgspec.Struct, tag="refused", array_like=True):
 
 
 class Resulted(msgspec.Struct, tag="resulted", array_like=True):
-    """A step's tokens int32 [rows], NaN rows as uint8 [rows] (empty = none), or the class of its exception."""
+    """A step's tokens int32 [rows, 1 + drafts], NaN rows as uint8 [rows] (empty = none), or the class of its exception.
+    Where tokens were drafted, how many of a row's tokens are valid, and how many were drafted: int32 [rows] each."""
 
     tokens: bytes
     failed: bytes
     error: str | None = None
+    counts: bytes = b""
+    drafted: bytes = b""
 
 
 class End(msgspec.Struct, tag="end", array_like=True):
@@ -259,7 +262,8 @@ class RecordingDevice:
             self._recorder.add(Resulted(b"", b"", type(error).__name__))
             raise
         failed = b"" if result.failed is None else result.failed.tobytes()
-        self._recorder.add(Resulted(np.ascontiguousarray(result.tokens[:, 0]).tobytes(), failed))
+        counts, drafted = (b"" if part is None else part.tobytes() for part in (result.counts, result.drafted))
+        self._recorder.add(Resulted(np.ascontiguousarray(result.tokens).tobytes(), failed, None, counts, drafted))
         return result
 
     def pages_freed(self, pages: np.ndarray) -> None:

@@ -80,11 +80,12 @@ class _KnownDevice:
         if known.error is not None:
             raise RuntimeError(known.error)
         plan = handle.plan
-        tokens = np.frombuffer(known.tokens, np.int32)[:, None]
+        tokens = np.frombuffer(known.tokens, np.int32).reshape(len(plan.rows), -1)
         failed = np.frombuffer(known.failed, np.bool_) if known.failed else None
         scores = None if plan.logprobs is None else _no_scores(len(plan.rows), int(plan.logprobs.max()))
         prompt_scores = tuple(_no_scores(len(wanted.targets), wanted.width) for wanted in plan.prompt_scores)
-        return StepResult(tokens, None, failed, scores, prompt_scores)
+        counts, drafted = (np.frombuffer(part, np.int32) if part else None for part in (known.counts, known.drafted))
+        return StepResult(tokens, counts, failed, scores, prompt_scores, drafted)
 
     def pages_freed(self, pages: np.ndarray) -> None:
         """There is no KV."""

@@ -37,6 +37,9 @@ class Request(msgspec.Struct, eq=False):
     slot: int = -1
     """Index into slots while running, else -1."""
     num_retractions: int = 0
+    num_drafted: int = 0
+    """Drafted tokens that were verified for it before it was retracted."""
+    num_accepted: int = 0
     ahead: int = 0
     """Admissions by then if all that waited before it are admitted first: what ageing counts from."""
     cached_tokens: int = -1

@@ -126,6 +126,7 @@ class GenerateWorkload:
         if request is None:
             return
         num_tokens = self._num_output(request)
+        self._tell_drafted(request)
         self._drop(request)
         self.outbox.add_row(request, num_tokens, np.zeros(0, np.int32), Finish.ABORT)
 
@@ -147,6 +148,7 @@ class GenerateWorkload:
         held = request.slot >= 0 and self.slots.state[request.slot] == SlotState.HELD
         finish = Finish(int(self.slots.finish[request.slot])) if held else Finish.NONE
         known = request.logprobs[first_token - request.num_known_at_first :] if request.logprobs else []
+        self._tell_drafted(request)
         self.outbox.add_row(
             request, first_token, output[first_token:], finish, held=held, logprobs=joined(known) if known else None
         )
@@ -196,6 +198,8 @@ class GenerateWorkload:
         """Admit what fits and plan the next step; None if nothing can move now."""
         planner = self.planner
         try:
+            if planner.budget is not None:
+                planner.budget.begin_turn()
             if planner.admission.waiting:
                 planner.admission.admit(time.monotonic_ns())
             return planner.plan()
@@ -254,9 +258,9 @@ class GenerateWorkload:
         if budget is None:
             return
         if isinstance(result, Exception) or plan.num_decode < len(plan.rows):
-            budget.other_step()
+            budget.forget_turn()
         else:
-            budget.collected(plan.step, len(plan.rows), plan.num_drafts, result.counts, result.drafted)
+            budget.collected(len(plan.rows), plan.num_drafts, result.counts, result.drafted)
 
     def send_failed(self, output: StepOutput, error: Exception) -> None:
         """A message could not be sent: whoever is in it ends with an error, which the next message carries."""
@@ -418,8 +422,22 @@ class GenerateWorkload:
             held.astype(np.uint8),
             [] if scores is None else self._keep_logprobs(rows, scores),
         )
+        # The detokenizer may find that the text has ended.
+        for slot in rows[slots.holds_end[rows] & ~ends].tolist():
+            request = slots.occupant[slot]
+            assert request is not None
+            self._tell_drafted(request)
         if ends.any():
             self._end(rows[ends], held[ends], finish[ends])
+
+    def _tell_drafted(self, request: Request) -> None:
+        """How many tokens were drafted for a request, if any were."""
+        drafted, accepted = request.num_drafted, request.num_accepted
+        if request.slot >= 0:
+            drafted += int(self.slots.drafted[request.slot])
+            accepted += int(self.slots.accepted[request.slot])
+        if drafted:
+            self.outbox.add_drafted(request, accepted, drafted - accepted)
 
     def _keep_logprobs(self, rows: np.ndarray, scores: TokenScores) -> list[tuple[int, Logprobs]]:
         """Logprobs of the rows that want them, by index."""
@@ -438,6 +456,7 @@ class GenerateWorkload:
         for slot, holds in zip(rows.tolist(), held.tolist(), strict=True):
             request = self.slots.occupant[slot]
             assert request is not None
+            self._tell_drafted(request)
             if holds:
                 self.slots.set_state(slot, SlotState.HELD)
             else:
@@ -474,6 +493,8 @@ class GenerateWorkload:
 
     def end_turn(self) -> None:
         """What is due once a turn, whatever happened in it: pins run out, events go out."""
+        if self.planner.budget is not None and not self.requests:
+            self.planner.budget.forget_turn()
         for due in self._end_turn:
             due()
 
@@ -534,6 +555,9 @@ class GenerateWorkload:
             cached_tokens=self.num_cached_tokens,
             output_tokens=self.num_output_tokens,
             retractions=self.planner.num_retractions,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
+            verified_rows=self.num_verified,
             settled=self._settled,
         )
 

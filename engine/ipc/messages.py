@@ -242,7 +242,7 @@ class StepOutput(msgspec.Struct, tag="step", array_like=True):
     prompts: list[PromptLogprobs] = []
     """Before the first token of their request."""
     drafted: list[Drafted] = []
-    """Of requests that end in this message; before its token rows."""
+    """Of requests that end in this message or whose text may have ended; before its token rows."""
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):

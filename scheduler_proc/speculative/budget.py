@@ -56,8 +56,10 @@ class DraftBudget:
         self._accepted = np.full(most, 0.5)
         """How likely the i-th draft of a row is accepted, all before it included."""
         self._times: dict[int, _Times] = {}
-        self._last: tuple[int, float] | None = None
-        """The step that was collected last, and when."""
+        self._began: float | None = None
+        """When this turn began; None: its time says nothing."""
+        self._ended: tuple[int, int] | None = None
+        """Rows and drafts of the step that was collected in it."""
 
     def choose(self, num_rows: int, limit: int) -> int:
         """Drafts for each row of the next step, in which so many rows decode: at most `limit`; 0: none."""
@@ -86,14 +88,21 @@ class DraftBudget:
         """How much faster than without drafts."""
         return (1.0 + float(self._accepted[:size].sum())) * times.seconds[0] / times.seconds[size]
 
+    def begin_turn(self) -> None:
+        """A turn of the loop begins: the one before took what its step took, if it collected one and no more."""
+        now, began, ended = self._clock(), self._began, self._ended
+        self._began, self._ended = now, None
+        if began is not None and ended is not None and now > began:
+            num_rows, num_drafts = ended
+            self._times.setdefault(_class(num_rows), _Times()).add(num_drafts, now - began)
+
     def collected(
-        self, step: int, num_rows: int, num_drafts: int, counts: np.ndarray | None, drafted: np.ndarray | None
+        self, num_rows: int, num_drafts: int, counts: np.ndarray | None = None, drafted: np.ndarray | None = None
     ) -> None:
-        """A step of rows that all decode is done; counts, drafted: of its result."""
-        now, last = self._clock(), self._last
-        self._last = step, now
-        if last is not None and last[0] == step - 1 and now > last[1]:
-            self._times.setdefault(_class(num_rows), _Times()).add(num_drafts, now - last[1])
+        """A step of rows that all decode was collected in this turn; counts, drafted: of its result."""
+        if self._ended is not None:
+            self._began = None  # Two in one turn.
+        self._ended = (num_rows, num_drafts) if self._began is not None else None
         if counts is None or drafted is None or not num_drafts:
             return
         # Of the rows that move; those without a draft count as rejections, for they cost as much.
@@ -105,9 +114,9 @@ class DraftBudget:
             # What is not drafted is accepted at most as often as what comes before it.
             np.minimum.accumulate(self._accepted, out=self._accepted)
 
-    def other_step(self) -> None:
-        """A step of another kind was collected: the time from it to the next one says nothing."""
-        self._last = None
+    def forget_turn(self) -> None:
+        """What this turn takes says nothing: its step was of another kind, or the loop waits after it."""
+        self._began = self._ended = None
 
 
 def _class(num_rows: int) -> int:

@@ -96,7 +96,7 @@ class Knowing:
         self.hits += int((counts - 1).clamp(min=0).sum())
         if drafts.parents is not None:
             for row in range(len(rows)):
-                children = [t for t, p in zip(drafts.tokens[row].tolist(), drafts.parents[row].tolist()) if p == 0]
+                children = drafts.tokens[row][drafts.parents[row] == 0].tolist()
                 found = int(counts[row]) > 1 and int(tokens[row, 0]) in children
                 self.later_children += found and children.index(int(tokens[row, 0])) > 0
 
