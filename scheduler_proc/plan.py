@@ -152,7 +152,7 @@ class StepResult(msgspec.Struct):
     """What a step produced, in the order of its plan's rows."""
 
     tokens: np.ndarray
-    """int32 [n, K]; K = 1 + the plan's num_drafts."""
+    """int32 [n, K]; K is 1, with drafts up to 1 + the plan's num_drafts."""
     counts: np.ndarray | None
     """int32 [n]: how many of the row's tokens are valid; None = one where the plan samples, else none. A row's tokens
     end where its slot does: with a stop token, or a full answer."""

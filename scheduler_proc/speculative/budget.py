@@ -11,10 +11,11 @@ _KEEPS = 0.9
 """How much of an average stays when a new value comes."""
 _PROBE_LOSS = 0.01
 """Share of the time that steps may cost which only find out whether drafting would pay now."""
-_FIRST_PROBES = 3
-"""Steps of each number of drafts before their time is believed: the first ones may still prepare something."""
+_FIRST_PROBES = 2
+"""Steps of each number of drafts before their time is believed: the first one may still prepare something."""
 _LEAST_PERIOD = 8
-"""Steps between two probes at least."""
+"""Steps between two probes at least, and at most."""
+_MOST_PERIOD = 200
 _DOUBT = 1.02
 """Drafting must be expected to be so much faster than not drafting."""
 
@@ -69,20 +70,31 @@ class DraftBudget:
         if not sizes:
             return 0
         times = self._times.setdefault(_class(num_rows), _Times())
-        known = times.counts
-        for size in (0, *reversed(sizes)):
-            if known.get(size, 0) < _FIRST_PROBES:
-                return size
-        best = max(sizes, key=lambda size: self._gain(times, size))
-        if self._gain(times, best) >= _DOUBT:
+        if times.counts.get(0, 0) < _FIRST_PROBES:
+            return 0
+        best, most_gain = 0, 0.0
+        for size in sizes:
+            if times.counts.get(size, 0) < _FIRST_PROBES:
+                # More drafts are tried when fewer pay already, or now and then.
+                if most_gain >= _DOUBT or best == 0:
+                    return self._probe(times, size) if times.counts.get(size, 0) else size
+                break
+            gain = self._gain(times, size)
+            if gain > most_gain:
+                best, most_gain = size, gain
+        if most_gain >= _DOUBT:
             times.until_probe = 0
             return best
+        return self._probe(times, best)
+
+    def _probe(self, times: _Times, size: int) -> int:
+        """`size` now and then, so that what it costs is a small share of the time; else no drafts."""
         times.until_probe -= 1
         if times.until_probe >= 0:
             return 0
-        loss = max(times.seconds[best] / times.seconds[0] - 1.0, 0.0)
-        times.until_probe = max(int(loss / _PROBE_LOSS), _LEAST_PERIOD)
-        return best
+        loss = max(times.seconds[size] / times.seconds[0] - 1.0, 0.0)
+        times.until_probe = min(max(int(loss / _PROBE_LOSS), _LEAST_PERIOD), _MOST_PERIOD)
+        return size
 
     def _gain(self, times: _Times, size: int) -> float:
         """How much faster than without drafts."""

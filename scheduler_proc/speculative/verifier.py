@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
-from kernels.speculative import Nodes, VerifyLimits, accept, advance_accepted, moves_of, verify_inputs
+from kernels.speculative import Drafts, Nodes, VerifyLimits, accept, advance_accepted, moves_of, verify_inputs
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.speculative.drafter import Drafter
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -40,11 +40,16 @@ class Verifier:
     def run(self, plan: StepPlan, rows: Tensor, forward: Forward) -> tuple[Nodes, Tensor]:
         """Draft, and pass all nodes through the model: they, and their hidden states [n * (K + 1), hidden].
 
-        rows: int64 [n], the plan's."""
+        rows: int64 [n], the plan's. K: the plan's num_drafts, or on the CPU as many as there are: nodes cost time
+        there, and nobody has to wait to see them.
+        """
         num_rows, size = len(rows), plan.num_drafts + 1
         page_size, table = self._pages.page_size, self._slots.page_table
         longest = min(int(plan.kv_lens.max()), table.shape[1] * page_size)
         drafts = self.drafter.draft(rows, plan.num_drafts, longest)
+        if rows.device.type == "cpu":
+            drafts = _without_unused(drafts)
+            size = drafts.tokens.shape[1] + 1
         inputs = forward.room(num_rows * size, num_rows, -(-longest // page_size))
         nodes = verify_inputs(
             rows, drafts, self._slots.tensors, self._limits, page_size, self._pages.scratch_location, inputs
@@ -62,3 +67,10 @@ class Verifier:
                 kernels.compact_kv(layer.unsqueeze(0), *moves)
         self.drafter.took(rows, tokens, counts)
         return tokens, counts
+
+
+def _without_unused(drafts: Drafts) -> Drafts:
+    """Without the last nodes, as far as no row has them."""
+    used = (drafts.tokens >= 0).any(dim=0).nonzero()
+    num = int(used[-1]) + 1 if len(used) else 0
+    return Drafts(drafts.tokens[:, :num], None if drafts.parents is None else drafts.parents[:, :num])

@@ -93,8 +93,9 @@ class ModelRunner:
         Rows that want logprobs have no drafts: theirs are those of their node 0.
         """
         assert self.verifier is not None, "the plan brings drafts"
-        rows, size = arrays.rows, plan.num_drafts + 1
+        rows = arrays.rows
         nodes, states = self.verifier.run(plan, rows, self.forward)
+        size = nodes.usable.shape[1]
         logits, kv_lens = self.decoder.logits(states), nodes.kv_lens
         wanted = scored_rows(plan) if plan.logprobs is not None else None
         adjusted = self._adjusted_rows(plan, arrays) if plan.adjusts_logits else None
