@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig, SpeculativeOptions
+from engine.ipc.messages import Abort, Finish, unpack_u64
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts
 from scheduler_proc.plan import Joins
@@ -125,16 +126,160 @@ def test_matrix(
 ) -> None:
     options = drafting(device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
     harness = Harness.of_model(tmp_path, options, tiny)
-    texts = [[*case.prompt, *reference.tokens] for case, reference in zip(made, alone, strict=True)]
-    knowing = Knowing(runner_of(harness), texts, as_tree=kind == "tree")
-    if kind != "ngram":
-        verifier = runner_of(harness).verifier
-        assert verifier is not None
-        verifier.drafter = knowing
+    drafter = None if kind == "ngram" else knowing(harness, made, alone, as_tree=kind == "tree")
     got = run_together(harness, made, stagger=1)
     assert_same(f"{device} {depth} {page_size} {chunk} {kind}", alone, got)
     assert harness.workload.num_verified > 0 and not harness.workload.audit()
-    if kind != "ngram":
+    if drafter is not None:
         # Steps of 7 tokens have hardly room for drafts.
         assert harness.workload.num_accepted > (20 if chunk > 7 else 0)
-        assert kind == "chain" or chunk == 7 or knowing.later_children > 3
+        assert kind == "chain" or chunk == 7 or drafter.later_children > 3
+
+
+def knowing(harness: Harness, made: list[Case], alone: list[Reference], *, as_tree: bool = True) -> Knowing:
+    """Puts a drafter that knows the answers into a harness."""
+    texts = [[*case.prompt, *reference.tokens] for case, reference in zip(made, alone, strict=True)]
+    drafter = Knowing(runner_of(harness), texts, as_tree=as_tree)
+    verifier = runner_of(harness).verifier
+    assert verifier is not None
+    verifier.drafter = drafter
+    return drafter
+
+
+DEVICES = [("cpu", 0), ("delayed", 1), ("delayed", 2)]
+
+
+@pytest.mark.parametrize(("device", "depth"), DEVICES)
+def test_retraction(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, depth: int
+) -> None:
+    options = drafting(
+        device=device,
+        overlap_depth=depth,
+        page_size=2,
+        max_total_tokens=128,
+        chunked_prefill_size=32,
+        schedule_conservativeness=0.01,
+    )
+    harness = Harness.of_model(tmp_path, options, tiny)
+    knowing(harness, made, alone)
+    assert_same(f"retracted {device} {depth}", alone, run_together(harness, made))
+    assert harness.planner.num_retractions > 0 and harness.workload.num_accepted > 0
+
+
+@pytest.mark.parametrize(("device", "depth"), DEVICES)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_what_is_cached_was_accepted(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, depth: int, page_size: int
+) -> None:
+    """Answers become parts of later prompts, whose keys and values come from the cache."""
+    harness = Harness.of_model(tmp_path, drafting(device=device, overlap_depth=depth, page_size=page_size), tiny)
+    knowing(harness, made, alone)
+    first = len(made)
+    for number, case in enumerate(made, start=1):
+        harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling)
+    harness.run()
+    for number, (case, reference) in enumerate(zip(made, alone, strict=True), start=first + 1):
+        prompt = [*case.prompt, *reference.tokens[:-6]]
+        harness.add(number, prompt, max_tokens=6, **case.sampling)
+    harness.run()
+    harness.device.close()
+    assert_same("first", alone, [harness.tokens[number] for number in range(1, first + 1)])
+    rest = [Reference(reference.tokens[-6:], reference.gaps[-6:]) for reference in alone]
+    got = [harness.tokens[number] for number in range(first + 1, 2 * first + 1)]
+    # Penalties look at answers, which are a prompt here.
+    plain = [index for index, case in enumerate(made) if "repetition_penalty" not in case.sampling]
+    assert_same("continued", [rest[index] for index in plain], [got[index] for index in plain])
+    assert sum(harness.cached[number] for number in range(first + 1, 2 * first + 1)) > 0
+
+
+@pytest.mark.parametrize(("device", "depth"), DEVICES)
+def test_an_answer_ends_within_what_was_accepted(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, depth: int
+) -> None:
+    """By a stop token, by length, by a text that the detokenizer ends; what comes after is neither sent nor counted."""
+    harness = Harness.of_model(tmp_path, drafting(device=device, overlap_depth=depth), tiny)
+    knowing(harness, made, alone, as_tree=False)
+    for number, (case, reference) in enumerate(zip(made, alone, strict=True), start=1):
+        options: dict = dict(case.sampling)
+        if number % 2:
+            options["stop_token_ids"] = (reference.tokens[number],)
+        harness.add(number, case.prompt, max_tokens=number + 3, **options)
+    harness.run()
+    harness.device.close()
+    for number, reference in enumerate(alone, start=1):
+        expected = reference.tokens[: number + 3]
+        stop = reference.tokens[number]
+        finish = Finish.LENGTH
+        if number % 2:
+            expected, finish = expected[: expected.index(stop) + 1], Finish.STOP_TOKEN
+        assert harness.tokens[number] == expected and harness.finish[number] == finish
+    assert harness.workload.num_output_tokens == sum(len(tokens) for tokens in harness.tokens.values())
+    assert harness.workload.num_accepted > 10
+
+
+@pytest.mark.parametrize(("device", "depth"), DEVICES)
+def test_requests_that_want_no_drafts_or_logprobs(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, depth: int
+) -> None:
+    harness = Harness.of_model(tmp_path, drafting(device=device, overlap_depth=depth), tiny)
+    knowing(harness, made, alone)
+    kinds: list[dict] = [{"max_drafts": 0}, {"logprobs": 2}, {"max_drafts": 2}, {}]
+    for number, case in enumerate(made, start=1):
+        harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling, **kinds[number % 4])
+    harness.run()
+    harness.device.close()
+    assert_same("mixed", alone, [harness.tokens[number] for number in range(1, len(made) + 1)])
+    told: dict[int, tuple[int, int]] = {}
+    logprobs = dict.fromkeys(range(1, len(made) + 1), 0)
+    for output in harness.outlet.messages:
+        told.update({drafted.request: (drafted.accepted, drafted.rejected) for drafted in output.drafted})
+        requests = unpack_u64(output.tokens.requests).tolist()
+        for row, _ in output.tokens.logprobs:
+            logprobs[requests[row]] += 1
+    assert {number % 4 for number in told} == {2, 3}
+    assert sum(accepted for accepted, _ in told.values()) == harness.workload.num_accepted
+    assert sum(map(sum, told.values())) == harness.workload.num_drafted
+    assert logprobs == {number: TOKENS if number % 4 == 1 else 0 for number in logprobs}
+
+
+def test_drafts_without_pages_are_left_out(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path
+) -> None:
+    """Nobody is retracted for drafts: a pool that lets two requests live one token at a time still does."""
+    options = drafting(8, page_size=1, max_total_tokens=len(made[3].prompt) + len(made[4].prompt) + 2 * TOKENS)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    knowing(harness, made, alone)
+    for number in (4, 5):
+        harness.add(number, made[number - 1].prompt, max_tokens=TOKENS, **made[number - 1].sampling)
+    harness.run()
+    assert [harness.tokens[number] for number in (4, 5)] == [alone[number - 1].tokens for number in (4, 5)]
+    assert harness.planner.num_retractions == 0
+
+
+def test_a_storm_of_cancels(tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    options = drafting(
+        device="delayed",
+        overlap_depth=2,
+        page_size=4,
+        max_total_tokens=320,
+        max_running_requests=6,
+        chunked_prefill_size=48,
+        schedule_conservativeness=0.01,
+    )
+    harness = Harness.of_model(tmp_path, options, tiny)
+    knowing(harness, made, alone)
+    which: dict[int, int] = {}
+    for number in range(1, 121):
+        which[number] = int(rng.integers(0, len(made)))
+        case = made[which[number]]
+        harness.add(number, case.prompt, max_tokens=TOKENS, **case.sampling)
+        if rng.random() < 0.4:
+            harness.inbox.messages.append(Abort(int(rng.integers(1, number + 1)), 0))
+        harness.turn(int(rng.integers(0, 4)))
+    harness.run()
+    harness.device.close()
+    done = [number for number, finish in harness.finish.items() if finish is not Finish.ABORT]
+    assert len(done) > 50
+    assert_same("storm", [alone[which[n]] for n in done], [harness.tokens[n] for n in done])
