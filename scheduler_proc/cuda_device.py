@@ -33,6 +33,7 @@ from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.plan import Device
 from scheduler_proc.settle import context_length
+from scheduler_proc.speculative.budget import draft_sizes
 from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
 from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
@@ -130,6 +131,7 @@ class CudaBuild:
             sizes = [*graph_sizes(max_rows), *common_sizes(max_rows)]
             num_graphs = len(sizes) * (1 + len(Drawing))
             num_graphs += 2 * len(token_sizes(self._config.chunked_prefill_size))
+            num_graphs += len(graph_sizes(max_rows)) * len(draft_sizes(self._config.max_drafts)) * len(Drawing)
             # They share the memory of the largest, which needs no more than a step that is launched.
             graphs = step + num_graphs * GRAPH_BYTES
         return DeviceMemory(available, weights, kernels, step, graphs)

@@ -25,3 +25,7 @@ class Drafter(Protocol):
         """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int64 [n]; None: all) are valid;
         their seq_len has advanced."""
         ...
+
+    def clear(self) -> None:
+        """Forget everything: there was nobody but made-up requests."""
+        ...

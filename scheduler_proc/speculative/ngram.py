@@ -32,6 +32,10 @@ class NgramDrafter:
         """See Drafter."""
         self._history.took(rows, tokens, counts)
 
+    def clear(self) -> None:
+        """See Drafter."""
+        self._history.tokens.fill_(-1)
+
     def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
         """See Drafter."""
         width = min(longest, self._history.tokens.shape[1] - 1)

@@ -38,23 +38,41 @@ class Verifier:
         self.drafter.join(joins)
 
     def run(self, plan: StepPlan, rows: Tensor, forward: Forward) -> tuple[Nodes, Tensor]:
-        """Draft, and pass all nodes through the model: they, and their hidden states [n * (K + 1), hidden].
+        """`pass_nodes` for a plan's rows (int64 [n]). On the CPU K is as many drafts as there are: nodes cost time,
+        and nobody has to wait to see them."""
+        is_trimmed = rows.device.type == "cpu"
+        return self.pass_nodes(rows, plan.num_drafts, int(plan.kv_lens.max()), forward, is_trimmed=is_trimmed)
 
-        rows: int64 [n], the plan's. K: the plan's num_drafts, or on the CPU as many as there are: nodes cost time
-        there, and nobody has to wait to see them.
+    def pass_nodes(
+        self, rows: Tensor, num_drafts: int, longest: int, forward: Forward, *, is_trimmed: bool = False
+    ) -> tuple[Nodes, Tensor]:
+        """Draft for the slots `rows`, and pass all nodes through the model: they, and their hidden states
+        [n * (K + 1), hidden].
+
+        longest: tokens of a row with drafts at most; is_trimmed: K is as many drafts as there are, not num_drafts.
         """
-        num_rows, size = len(rows), plan.num_drafts + 1
         page_size, table = self._pages.page_size, self._slots.page_table
-        longest = min(int(plan.kv_lens.max()), table.shape[1] * page_size)
-        drafts = self.drafter.draft(rows, plan.num_drafts, longest)
-        if rows.device.type == "cpu":
+        longest = min(longest, table.shape[1] * page_size)
+        drafts = self.drafter.draft(rows, num_drafts, longest)
+        if is_trimmed:
             drafts = _without_unused(drafts)
-            size = drafts.tokens.shape[1] + 1
+        num_rows, size = len(rows), drafts.tokens.shape[1] + 1
         inputs = forward.room(num_rows * size, num_rows, -(-longest // page_size))
         nodes = verify_inputs(
             rows, drafts, self._slots.tensors, self._limits, page_size, self._pages.scratch_location, inputs
         )
         return nodes, forward.verify(inputs, num_rows, longest, nodes.tree)
+
+    def seat(self, num_rows: int, max_len: int) -> None:
+        """Made-up requests in the first slots may have drafts until they are max_len tokens long."""
+        self._limits.full_lens[:num_rows] = max_len
+        self._limits.most_drafts[:num_rows] = 1 << 20
+
+    def clear(self) -> None:
+        """As if nobody had been there."""
+        self._limits.full_lens.zero_()
+        self._limits.most_drafts.zero_()
+        self.drafter.clear()
 
     def take(self, rows: Tensor, nodes: Nodes, drawn: Tensor, kernels: KernelSet) -> tuple[Tensor, Tensor]:
         """The slots take what the model's draws (int32 [n, K + 1]) accept of the nodes, and its keys and values move to

@@ -51,7 +51,7 @@ class CudaDevice:
     def close(self) -> None:
         """Let what was launched come to its end, and go of graphs: a communicator waits for those that use it."""
         torch.cuda.synchronize()
-        self.runner.forward.release()
+        self.runner.release()
 
 
 def _check_alive(error: RuntimeError) -> None:

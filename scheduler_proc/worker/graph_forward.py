@@ -128,7 +128,7 @@ class GraphForward:
         kv_lens, logits = self._inputs.kv_lens[:num], graphs.forward.output[:num]
         if plan.adjusts_logits:
             return Hidden(None, kv_lens, logits=logits)
-        draw = graphs.draws[_drawing(plan)]
+        draw = graphs.draws[drawing_of(plan)]
         draw.replay()
         return Hidden(None, kv_lens, logits=logits, drawn=draw.output[:num])
 
@@ -262,7 +262,8 @@ class GraphForward:
         self._common.page_table.copy_(self._slots.page_table[leader : leader + 1])
 
 
-def _drawing(plan: StepPlan) -> Drawing:
+def drawing_of(plan: StepPlan) -> Drawing:
+    """Of a step's rows together."""
     if plan.all_greedy:
         return Drawing.GREEDY
     return Drawing.FILTERED if plan.needs_filter else Drawing.PLAIN

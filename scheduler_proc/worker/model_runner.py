@@ -22,6 +22,7 @@ from scheduler_proc.worker.forward import Forward, Hidden
 from scheduler_proc.worker.pending import PendingScores, PendingStep
 from scheduler_proc.worker.scores import score_in_pieces, scored_rows
 from scheduler_proc.worker.step_arrays import StepArrays, upload_arrays
+from scheduler_proc.worker.verify_graphs import VerifyGraphs
 
 
 class ModelRunner:
@@ -39,6 +40,7 @@ class ModelRunner:
     ) -> None:
         """verifier: where plans may bring drafts."""
         self.verifier = verifier
+        self.verify_graphs: VerifyGraphs | None = None
         self.decoder = decoder
         self.kernels = kernels
         self.kv_pool = kv_pool
@@ -70,7 +72,12 @@ class ModelRunner:
             self._arrays = upload_arrays(plan, self.transfer, self.forward.logit_sizes)
         pending = PendingStep(plan)
         if plan.num_drafts:
-            self._verify(plan, self._arrays, pending)
+            done = None if self.verify_graphs is None else self.verify_graphs(plan, self._arrays)
+            if done is None:
+                self._verify(plan, self._arrays, pending)
+            else:
+                parts = (done.tokens, done.counts, done.drafted)
+                pending.tokens, pending.counts, pending.drafted = map(self.transfer.download, parts)
         else:
             self._extend(plan, self._arrays, pending)
         pending.arrival = self.transfer.arrival()
@@ -118,6 +125,12 @@ class ModelRunner:
             if raw is not None:
                 first.index_copy_(0, *raw)
             pending.scores = self._score_tokens(plan, first, tokens[:, 0].long().clamp(min=0), rows, wanted)
+
+    def release(self) -> None:
+        """Let go of what was captured; nothing runs afterwards."""
+        self.forward.release()
+        if self.verify_graphs is not None:
+            self.verify_graphs.release()
 
     def _tell(self, plan: StepPlan) -> None:
         """Bring the device slots up to what the plan knows of them."""

@@ -11,11 +11,15 @@ from engine.config import EngineConfig
 from engine.model_files.progress import Progress
 from scheduler_proc.common_prefix import most_common_rows
 from scheduler_proc.model_parts import Memory
+from scheduler_proc.speculative.budget import draft_sizes
+from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.worker.capture import Capture
+from scheduler_proc.worker.forward import Forward
 from scheduler_proc.worker.graph_forward import GraphForward, graph_sizes
 from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.prompt_graphs import PromptGraphs
 from scheduler_proc.worker.rehearsal import CONTEXT, Rehearsal
+from scheduler_proc.worker.verify_graphs import VerifyGraphs
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +70,26 @@ class WarmUp:
         )
         with self._shown("decode graphs", len(forward.sizes) + len(forward.common_sizes)) as progress:
             forward.capture(capture, self._rehearsal.seat, progress)
+        if runner.verifier is not None:
+            self._capture_verifying(capture, runner.verifier, prompts)
         runner.forward = forward
         log.info("event=captured decode_graphs=%d prompt_graphs=%d", forward.num_graphs, prompts.num_graphs)
+
+    def _capture_verifying(self, capture: Capture, verifier: Verifier, forward: Forward) -> None:
+        config, runner, memory = self._config, self._runner, self._memory
+        sizes = draft_sizes(config.max_drafts)
+        graphs = VerifyGraphs(
+            runner.decoder, memory.slots, verifier, forward, config.cuda_graph_max_bs, sizes, memory.max_len
+        )
+
+        def prepare(num_rows: int) -> None:
+            self._rehearsal.seat(num_rows)
+            verifier.seat(num_rows, memory.max_len)
+
+        with self._shown("graphs of drafts", graphs.num_steps) as progress:
+            graphs.capture(capture, prepare, progress)
+        verifier.clear()
+        runner.verify_graphs = graphs
 
     def _rehearse(self, max_graph_rows: int) -> None:
         """Every kind of step once: most of what is replayed has run already, but not what is launched."""

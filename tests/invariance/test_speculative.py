@@ -15,11 +15,14 @@ from engine.config import EngineConfig, SpeculativeOptions
 from engine.ipc.messages import Abort, Finish, unpack_u64
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts
-from scheduler_proc.plan import Joins
+from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
 from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.step_arrays import StepArrays
+from scheduler_proc.worker.verify_graphs import Verified, VerifyGraphs
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
+from tests.unit.worker.steps import Again
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
 TOKENS = 24
@@ -68,6 +71,9 @@ class Knowing:
         for slot, end, length in zip(joins.slots.tolist(), ends, joins.drafting.text_lens, strict=True):
             known = joins.drafting.texts[end - length : end].tolist()
             self._of[slot] = next(t for start, t in self._texts.items() if known[: len(start)] == list(start))
+
+    def clear(self) -> None:
+        self._of.clear()
 
     def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
         tokens = torch.full((len(rows), num_drafts), -1, dtype=torch.int64)
@@ -283,3 +289,41 @@ def test_a_storm_of_cancels(tiny: ModelFiles, made: list[Case], alone: list[Refe
     done = [number for number, finish in harness.finish.items() if finish is not Finish.ABORT]
     assert len(done) > 50
     assert_same("storm", [alone[which[n]] for n in done], [harness.tokens[n] for n in done])
+
+
+@pytest.mark.parametrize("device", ["cpu", "delayed"])
+@pytest.mark.parametrize("as_tree", [False, True])
+def test_steps_as_graphs(
+    tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, as_tree: bool
+) -> None:
+    """What graphs of drafts hold, called again instead of replayed."""
+    harness = Harness.of_model(tmp_path, drafting(4, device=device, overlap_depth=1), tiny)
+    drafter, runner = knowing(harness, made, alone, as_tree=as_tree), runner_of(harness)
+    assert runner.verifier is not None
+    graphs = VerifyGraphs(
+        runner.decoder, runner.slots, runner.verifier, runner.forward, 5, (1, 3), harness.slots.max_len
+    )
+    replayed = 0
+
+    def prepare(num_rows: int) -> None:
+        drafter._of.update(dict.fromkeys(range(num_rows), [0] * 100))
+        runner.slots.ended[:num_rows] = False
+
+    graphs.capture(Again(), prepare, lambda done: None)
+    runner.slots.ended[:-1] = False
+    runner.slots.seq_len.zero_()
+    runner.verifier.clear()
+
+    class Counted:
+        def __call__(self, plan: StepPlan, arrays: StepArrays) -> Verified | None:
+            nonlocal replayed
+            found = graphs(plan, arrays)
+            replayed += found is not None
+            return found
+
+    runner.verify_graphs = Counted()  # type: ignore[assignment]
+    harness.add(99, made[0].prompt, max_tokens=TOKENS)
+    harness.run()
+    got = run_together(harness, made)
+    assert_same(f"graphs {device}", alone, got)
+    assert replayed > 5 and harness.workload.num_accepted > 5

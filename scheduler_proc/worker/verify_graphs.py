@@ -1,0 +1,139 @@
+"""Steps that verify drafts as CUDA graphs: drafting, the pass, the draws and what the slots take of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.plan import StepPlan
+from scheduler_proc.speculative.verifier import Verifier
+from scheduler_proc.worker.capture import Capture, Captured
+from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
+from scheduler_proc.worker.forward import Forward
+from scheduler_proc.worker.graph_forward import Drawing, drawing_of, graph_sizes
+from scheduler_proc.worker.step_arrays import StepArrays, least_size
+
+MOST_ROWS = 64
+"""Steps of more rows have no graphs: where so many decode, drafts seldom pay."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a step has brought; valid until the next one."""
+
+    tokens: Tensor
+    """int32 [n, K + 1]"""
+    counts: Tensor
+    """int32 [n]"""
+    drafted: Tensor
+    """int32 [n]"""
+
+
+class VerifyGraphs:
+    """For all numbers of drafts and of rows that steps may have, as far as no row changes its logits or wants any."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: DeviceSlots,
+        verifier: Verifier,
+        forward: Forward,
+        max_rows: int,
+        draft_sizes: tuple[int, ...],
+        max_len: int,
+    ) -> None:
+        """forward: what runs the pass, kernel by kernel; max_len: tokens of a request at most."""
+        self.sizes = graph_sizes(min(max_rows, MOST_ROWS))
+        self.draft_sizes = draft_sizes
+        self._decoder = decoder
+        self._slots = slots
+        self._verifier = verifier
+        self._forward = forward
+        self._longest = max_len + draft_sizes[-1]
+        device = decoder.device
+        self._rows = torch.full((self.sizes[-1],), slots.scratch, dtype=torch.int64, device=device)
+        self._sampling = SamplingTensors(*(values.new_zeros(self.sizes[-1]) for values in slots.sampling))
+        self._graphs: dict[tuple[int, int, Drawing], Captured] = {}
+        self._last: tuple[StepArrays, int] | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, plan: StepPlan, arrays: StepArrays) -> Verified | None:
+        """None for a step that has no graph."""
+        num_rows, num_drafts = len(plan.rows), plan.num_drafts
+        size = least_size(self.sizes, num_rows)
+        if size is None or num_drafts not in self.draft_sizes or plan.adjusts_logits or plan.logprobs is not None:
+            return None
+        graph = self._graphs[size, num_drafts, drawing_of(plan)]
+        if self._last is None or self._last[0] is not arrays or self._last[1] != size:
+            self._set_rows(arrays.rows, size)
+            self._last = arrays, size
+        graph.replay()
+        out = graph.output[:num_rows]
+        return Verified(out[:, : num_drafts + 1], out[:, -2], out[:, -1])
+
+    def release(self) -> None:
+        """Let go of all graphs."""
+        self._graphs.clear()
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture, prepare: Callable[[int], None], progress: Callable[[int], None]) -> None:
+        """Capture everything, largest first. prepare, progress: as in GraphForward.capture."""
+        done = 0
+        for size in reversed(self.sizes):
+            self._set_rows(torch.arange(size, device=self._rows.device), size)
+            for num_drafts in reversed(self.draft_sizes):
+                progress(done)
+                for drawing in Drawing:
+                    self._graphs[size, num_drafts, drawing] = self._captured(
+                        size, num_drafts, drawing, capture, prepare
+                    )
+                done += 1
+        self._last = None
+
+    @property
+    def num_steps(self) -> int:
+        """Of `capture`."""
+        return len(self.sizes) * len(self.draft_sizes)
+
+    def _captured(
+        self, size: int, num_drafts: int, drawing: Drawing, capture: Capture, prepare: Callable[[int], None]
+    ) -> Captured:
+        def run() -> Tensor:
+            return self._run(size, num_drafts, drawing)
+
+        prepare(size)
+        # Kernels are compiled, and the fastest chosen, before the capture.
+        run()
+        prepare(size)
+        captured = capture(run)
+        return Captured(captured.replay, capture.borrowed(captured.output))
+
+    def _run(self, size: int, num_drafts: int, drawing: Drawing) -> Tensor:
+        """int32 [size, K + 3]: tokens, how many of them count, and how many were drafted."""
+        rows, verifier = self._rows[:size], self._verifier
+        nodes, states = verifier.pass_nodes(rows, num_drafts, self._longest, self._forward)
+        logits, width = self._decoder.logits(states), num_drafts + 1
+        kernels = self._decoder.kernels
+        if drawing is Drawing.GREEDY:
+            drawn = kernels.argmax_rows(logits)
+        else:
+            sampling = (values[:size].repeat_interleave(width) for values in self._sampling)
+            needs_filter = drawing is Drawing.FILTERED
+            drawn = kernels.sample(logits, *sampling, nodes.kv_lens, needs_filter=needs_filter, all_greedy=False)
+        tokens, counts = verifier.take(rows, nodes, drawn.view(-1, width), kernels)
+        drafted = nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32)
+        return torch.cat((tokens, counts.to(torch.int32).unsqueeze(1), drafted.unsqueeze(1)), dim=1)
+
+    def _set_rows(self, rows: Tensor, size: int) -> None:
+        num, slots = len(rows), self._slots
+        self._rows[:num] = rows
+        self._rows[num:size] = slots.scratch
+        for all_values, values in zip(slots.sampling, self._sampling, strict=True):
+            torch.index_select(all_values, 0, self._rows[:size], out=values[:size])
