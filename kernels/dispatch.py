@@ -17,6 +17,7 @@ from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.noise import SAMPLE
 from kernels.rotary import NEOX, RotaryStyle
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from kernels.step import SlotTensors, StepInputs
 
 if TYPE_CHECKING:
@@ -109,6 +110,10 @@ class KernelSet:
     argmax_rows: Callable[[Tensor], Tensor]
     advance: Callable[[Tensor, Tensor, Tensor], None]
     advance_ends: Callable[[SlotTensors, Tensor, Tensor], None]
+    verify_inputs: Callable[[Tensor, Drafts, SlotTensors, VerifyLimits, int, int, StepInputs], Nodes]
+    take_accepted: Callable[[Tensor, Nodes, Tensor, SlotTensors, VerifyLimits], Taken]
+    append_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
+    ngram_drafts: Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
     mask_logits: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     processed_logits: ProcessKernel

@@ -46,7 +46,9 @@ class Nodes:
     usable: Tensor
     """bool [n, K + 1]: nodes that count. Node 0 is not usable where a slot has ended or its answer is full."""
     depths: Tensor
-    """int64 [n, K + 1]"""
+    """int32 [n, K + 1]"""
+    kv_lens: Tensor
+    """int64 [n, K + 1]: tokens of prompt and answer before the one that is drawn at each node."""
     visible: Tensor | None
     """bool [n, K + 1, K + 1]: whether a node has another among its ancestors, or is it. None for chains."""
 
@@ -55,13 +57,21 @@ class Nodes:
         """For attention."""
         if self.visible is None:
             return None
-        size = self.visible.shape[2]
-        return TreeMask(self.visible.view(-1, size), self.depths.flatten().to(torch.int32))
+        return TreeMask(self.visible.view(-1, self.visible.shape[2]), self.depths.view(-1))
 
-    @property
-    def kv_lens(self) -> Tensor:
-        """int64 [n * (K + 1)]: tokens of prompt and answer before the one that is drawn at each node."""
-        return (self.context.unsqueeze(1) + self.depths + 1).flatten()
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What slots have taken of their drafts."""
+
+    tokens: Tensor
+    """int32 [n, K + 1]: a row's new tokens, then zeros; -1 is a NaN, and the last of its row."""
+    counts: Tensor
+    """int32 [n]: how many there are; 0 for a row that does nothing."""
+    drafted: Tensor
+    """int32 [n]: usable drafted nodes."""
+    way: Tensor
+    """int64 [n, K + 1]: the node at which each token was drawn; arbitrary after the last."""
 
 
 def verify_inputs(
@@ -99,7 +109,7 @@ def verify_inputs(
     out.kv_lens.copy_(torch.where(active, context + size, size))
     torch.index_select(slots.page_table[:, : out.page_table.shape[1]], 0, rows, out=out.page_table)
     assert num_rows == len(rows)
-    return Nodes(drafts, context, usable, depths, visible)
+    return Nodes(drafts, context, usable, depths.to(torch.int32), context.unsqueeze(1) + depths + 1, visible)
 
 
 def _tree_of(drafts: Drafts, column: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -151,14 +161,13 @@ def accept(nodes: Nodes, drawn: Tensor) -> tuple[Tensor, Tensor]:
     return way, counts.squeeze(1)
 
 
-def advance_accepted(
-    slots: SlotTensors, limits: VerifyLimits, rows: Tensor, nodes: Nodes, way: Tensor, counts: Tensor, drawn: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Give the slots the accepted tokens: int32 [n, K + 1] (0 after a row's last), and int64 [n] how many.
+def take_accepted(rows: Tensor, nodes: Nodes, drawn: Tensor, slots: SlotTensors, limits: VerifyLimits) -> Taken:
+    """Give the slots `rows` (int64 [n]) what `accept` finds in drawn (int32 [n, K + 1]).
 
-    way, counts: of `accept`. A row's tokens end with the first that is one of its stop_ids or -1 (a NaN, which counts
-    as token 0 for its slot); its slot ends with it, and where the answer is full.
+    A row's tokens end with the first that is one of its stop_ids or -1 (a NaN, which counts as token 0 for its slot);
+    its slot ends with it, and where the answer is full.
     """
+    way, counts = accept(nodes, drawn)
     tokens = drawn.gather(1, way)
     column = torch.arange(tokens.shape[1], device=tokens.device)
     valid = column < counts.unsqueeze(1)
@@ -174,20 +183,63 @@ def advance_accepted(
     slots.last_token[rows] = torch.where(moved, last, slots.last_token[rows])
     slots.seq_len[rows] = torch.where(scratch, 0, length)
     slots.ended[rows] = slots.ended[rows] | ends.any(dim=1) | (moved & (length >= limits.full_lens[rows] - 1))
-    return tokens, counts
+    drafted = nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32)
+    return Taken(tokens, counts.to(torch.int32), drafted, way)
+
+
+def append_tokens(texts: Tensor, seq_len: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor | None) -> None:
+    """Write the newest tokens of the slots `rows` (int64 [n]) into their texts.
+
+    texts: int32 [num_slots + 1, width], where a slot's i-th token is at i; seq_len: int64 [num_slots + 1], the place of
+    each slot's newest token; tokens: int32 [n, m], of which the first counts (int32 [n]; None: all) are valid. The last
+    column of texts is nobody's.
+    """
+    num, nowhere = tokens.shape[1], texts.shape[1] - 1
+    valid = torch.full_like(rows, num) if counts is None else counts.long()
+    step = torch.arange(num, device=rows.device)
+    places = (seq_len[rows] - valid + 1).unsqueeze(1) + step
+    places = torch.where(step < valid.unsqueeze(1), places, nowhere).clamp(0, nowhere)
+    texts[rows.unsqueeze(1), places] = tokens
+
+
+def ngram_drafts(
+    texts: Tensor, seq_len: Tensor, rows: Tensor, num_drafts: int, least: int, most: int, longest: int
+) -> Tensor:
+    """What came after the ends of texts when they were there before: int64 [n, num_drafts], -1 where they were not.
+
+    texts, seq_len, rows: as for `append_tokens`; longest: places of these texts at most. Of the earlier places whose
+    last tokens are the text's last ones, that with the longest match counts (of `least` tokens at least; more than
+    `most` are not compared), of equals the latest. Where what follows it reaches the end of the text, that is repeated.
+    Source: Saxena, "Prompt Lookup Decoding", 2023.
+    """
+    width = min(longest, texts.shape[1] - 1)
+    own, last = texts[rows, :width], seq_len[rows].clamp(max=width - 1).unsqueeze(1)
+    place = torch.arange(width, device=texts.device)
+    matches = place < last
+    lengths = torch.zeros_like(matches, dtype=torch.int64)
+    for back in range(min(most, width)):
+        token = own.gather(1, (last - back).clamp(min=0))
+        same = torch.zeros_like(matches)
+        same[:, back:] = own[:, : width - back] == token
+        matches = matches & same & (last >= back)
+        lengths += matches
+    best, at = torch.where(lengths >= least, lengths * width + place, -1).max(dim=1, keepdim=True)
+    found = best >= 0
+    at = torch.where(found, at, 0)
+    ahead = torch.arange(num_drafts, device=rows.device)
+    tokens = own.gather(1, at + 1 + ahead % (last - at).clamp(min=1))
+    return tokens.long().masked_fill(~found, -1)
 
 
 def moves_of(
-    nodes: Nodes, rows: Tensor, way: Tensor, counts: Tensor, page_table: Tensor, page_size: int
+    rows: Tensor, nodes: Nodes, taken: Taken, page_table: Tensor, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `kernels.pages.compact_kv` must move: sources, targets int64 [n, K], counts int64 [n].
-
-    way, counts: of `accept`, so every accepted node finds its place, also behind the end of an answer."""
-    context = nodes.context.unsqueeze(1)
+    """What `kernels.pages.compact_kv` must move of accepted nodes: sources, targets int64 [n, K], counts int64 [n]."""
+    context, way = nodes.context.unsqueeze(1), taken.way
     steps = torch.arange(1, way.shape[1], device=way.device)
 
     def locations(places: Tensor) -> Tensor:
         columns = (places // page_size).clamp(max=page_table.shape[1] - 1)
         return page_table[rows.unsqueeze(1), columns].long() * page_size + places % page_size
 
-    return locations(context + way[:, 1:]), locations(context + steps), (counts - 1).clamp(min=0)
+    return locations(context + way[:, 1:]), locations(context + steps), (taken.counts.long() - 1).clamp(min=0)

@@ -115,7 +115,7 @@ class CudaBuild:
 
     def _runner(self, decoder: Decoder, memory: Memory) -> ModelRunner:
         """One that launches kernel by kernel."""
-        verifier = make_verifier(self._config, memory)
+        verifier = make_verifier(self._config, decoder.kernels, memory)
         forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
         mode = self._config.scheduler.logprobs_mode
         return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode, verifier)

@@ -70,7 +70,7 @@ def _cpu_device(
         num_tokens = default_tokens(per_token * group.size, page_size)
     num_tokens = group.least(num_tokens)
     memory = make_memory(config, model, decoder, num_tokens, numerics.kv_dtype)
-    verifier = make_verifier(config, memory)
+    verifier = make_verifier(config, kernels, memory)
     forward: Forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
     if numerics.packed and group.size == 1 and can_record(kernels):
         most_tokens = max(config.chunked_prefill_size, config.max_running_requests)

@@ -64,18 +64,19 @@ def make_memory(
     return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
 
 
-def make_verifier(config: EngineConfig, memory: Memory) -> Verifier | None:
+def make_verifier(config: EngineConfig, kernels: KernelSet, memory: Memory) -> Verifier | None:
     """Who drafts and verifies; None: nobody does."""
     options = config.speculative
     if options.speculative_algorithm is None:
         return None
     drafter = NgramDrafter(
+        kernels,
         memory.slots,
         memory.max_len,
         least=options.speculative_ngram_min_match_window_size,
         most=options.speculative_ngram_max_match_window_size,
     )
-    return Verifier(drafter, memory.slots, memory.pages)
+    return Verifier(kernels, drafter, memory.slots, memory.pages)
 
 
 def load_decoder(

@@ -22,7 +22,7 @@ class Drafter(Protocol):
         ...
 
     def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
-        """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int64 [n]; None: all) are valid;
+        """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int32 [n]; None: all) are valid;
         their seq_len has advanced."""
         ...
 

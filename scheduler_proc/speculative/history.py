@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.dispatch import KernelSet
 from scheduler_proc.plan import Joins
 from scheduler_proc.worker.device_slots import DeviceSlots
 
@@ -13,14 +14,14 @@ from scheduler_proc.worker.device_slots import DeviceSlots
 class TokenHistory:
     """`tokens[slot, i]` is the slot's i-th token; the last one known is at `seq_len[slot]`."""
 
-    def __init__(self, slots: DeviceSlots, max_len: int) -> None:
+    def __init__(self, kernels: KernelSet, slots: DeviceSlots, max_len: int) -> None:
         """max_len: tokens of a request at most."""
+        self._kernels = kernels
         self._slots = slots
-        # The last column takes what is not valid.
+        # The last column is nobody's.
         self.tokens = torch.full(
             (slots.num_slots + 1, max_len + 2), -1, dtype=torch.int32, device=slots.transfer.device
         )
-        self._nowhere = max_len + 1
 
     def join(self, joins: Joins) -> None:
         """What is known of new occupants. A text is uploaded whole: what the prefix cache has of it is not computed."""
@@ -39,10 +40,4 @@ class TokenHistory:
 
     def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None) -> None:
         """As Drafter.took."""
-        num = tokens.shape[1]
-        valid = torch.full_like(rows, num) if counts is None else counts
-        step = torch.arange(num, device=rows.device)
-        # The newest one stands at seq_len.
-        places = self._slots.seq_len[rows].unsqueeze(1) - valid.unsqueeze(1) + 1 + step
-        places = torch.where(step < valid.unsqueeze(1), places, self._nowhere).clamp(0, self._nowhere)
-        self.tokens[rows.unsqueeze(1), places] = tokens
+        self._kernels.append_tokens(self.tokens, self._slots.seq_len, rows, tokens, counts)

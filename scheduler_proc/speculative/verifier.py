@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
-from kernels.speculative import Drafts, Nodes, VerifyLimits, accept, advance_accepted, moves_of, verify_inputs
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits, moves_of
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.speculative.drafter import Drafter
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -16,8 +16,9 @@ from scheduler_proc.worker.forward import Forward, Pages
 class Verifier:
     """Of one model's slots and pages. Nothing of it waits for the device."""
 
-    def __init__(self, drafter: Drafter, slots: DeviceSlots, pages: Pages) -> None:
+    def __init__(self, kernels: KernelSet, drafter: Drafter, slots: DeviceSlots, pages: Pages) -> None:
         self.drafter = drafter
+        self._kernels = kernels
         self._slots = slots
         self._pages = pages
         size, device = slots.num_slots + 1, slots.transfer.device
@@ -58,7 +59,7 @@ class Verifier:
             drafts = _without_unused(drafts)
         num_rows, size = len(rows), drafts.tokens.shape[1] + 1
         inputs = forward.room(num_rows * size, num_rows, -(-longest // page_size))
-        nodes = verify_inputs(
+        nodes = self._kernels.verify_inputs(
             rows, drafts, self._slots.tensors, self._limits, page_size, self._pages.scratch_location, inputs
         )
         return nodes, forward.verify(inputs, num_rows, longest, nodes.tree)
@@ -74,17 +75,16 @@ class Verifier:
         self._limits.most_drafts.zero_()
         self.drafter.clear()
 
-    def take(self, rows: Tensor, nodes: Nodes, drawn: Tensor, kernels: KernelSet) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor, nodes: Nodes, drawn: Tensor) -> Taken:
         """The slots take what the model's draws (int32 [n, K + 1]) accept of the nodes, and its keys and values move to
-        where they belong: tokens int32 [n, K + 1] and int64 [n] how many of a row's are valid."""
-        way, counts = accept(nodes, drawn)
-        tokens, counts = advance_accepted(self._slots.tensors, self._limits, rows, nodes, way, counts, drawn)
+        where they belong."""
+        taken = self._kernels.take_accepted(rows, nodes, drawn, self._slots.tensors, self._limits)
         if nodes.visible is not None:
-            moves = moves_of(nodes, rows, way, counts, self._slots.page_table, self._pages.page_size)
+            moves = moves_of(rows, nodes, taken, self._slots.page_table, self._pages.page_size)
             for layer in self._pages.kv:
-                kernels.compact_kv(layer.unsqueeze(0), *moves)
-        self.drafter.took(rows, tokens, counts)
-        return tokens, counts
+                self._kernels.compact_kv(layer.unsqueeze(0), *moves)
+        self.drafter.took(rows, taken.tokens, taken.counts)
+        return taken
 
 
 def _without_unused(drafts: Drafts) -> Drafts:

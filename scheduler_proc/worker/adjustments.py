@@ -100,7 +100,7 @@ class Adjustments:
         )
 
     def count_all(self, tokens: Tensor, counts: Tensor, adjusted: AdjustedRows) -> None:
-        """As `count`, where the rows have several tokens: int32 [n, m], of which the first counts (int64 [n]) are
+        """As `count`, where the rows have several tokens: int32 [n, m], of which the first counts (int32 [n]) are
         valid."""
         entries = adjusted.penalty_entries
         if len(entries):

@@ -103,7 +103,7 @@ class ModelRunner:
         rows = arrays.rows
         nodes, states = self.verifier.run(plan, rows, self.forward)
         size = nodes.usable.shape[1]
-        logits, kv_lens = self.decoder.logits(states), nodes.kv_lens
+        logits, kv_lens = self.decoder.logits(states), nodes.kv_lens.view(-1)
         wanted = scored_rows(plan) if plan.logprobs is not None else None
         adjusted = self._adjusted_rows(plan, arrays) if plan.adjusts_logits else None
         raw = None
@@ -114,17 +114,17 @@ class ModelRunner:
             penalties, of_nodes = self.adjustments.of_nodes(adjusted, nodes)
             self.kernels.adjust_logits(logits, kv_lens, penalties, self.adjustments.edits, of_nodes)
         drawn = self._draw(plan, logits, rows.repeat_interleave(size), kv_lens).view(-1, size)
-        tokens, counts = self.verifier.take(rows, nodes, drawn, self.kernels)
+        taken = self.verifier.take(rows, nodes, drawn)
         if adjusted is not None:
-            self.adjustments.count_all(tokens, counts, adjusted)
-        pending.tokens = self.transfer.download(tokens)
-        pending.counts = self.transfer.download(counts.to(torch.int32))
-        pending.drafted = self.transfer.download(nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32))
+            self.adjustments.count_all(taken.tokens, taken.counts, adjusted)
+        parts = (taken.tokens, taken.counts, taken.drafted)
+        pending.tokens, pending.counts, pending.drafted = map(self.transfer.download, parts)
         if wanted is not None:
             first = _first_nodes(logits, size)
             if raw is not None:
                 first.index_copy_(0, *raw)
-            pending.scores = self._score_tokens(plan, first, tokens[:, 0].long().clamp(min=0), rows, wanted)
+            tokens = taken.tokens[:, 0].long().clamp(min=0)
+            pending.scores = self._score_tokens(plan, first, tokens, rows, wanted)
 
     def release(self) -> None:
         """Let go of what was captured; nothing runs afterwards."""

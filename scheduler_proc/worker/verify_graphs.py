@@ -126,10 +126,10 @@ class VerifyGraphs:
         else:
             sampling = (values[:size].repeat_interleave(width) for values in self._sampling)
             needs_filter = drawing is Drawing.FILTERED
-            drawn = kernels.sample(logits, *sampling, nodes.kv_lens, needs_filter=needs_filter, all_greedy=False)
-        tokens, counts = verifier.take(rows, nodes, drawn.view(-1, width), kernels)
-        drafted = nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32)
-        return torch.cat((tokens, counts.to(torch.int32).unsqueeze(1), drafted.unsqueeze(1)), dim=1)
+            kv_lens = nodes.kv_lens.view(-1)
+            drawn = kernels.sample(logits, *sampling, kv_lens, needs_filter=needs_filter, all_greedy=False)
+        taken = verifier.take(rows, nodes, drawn.view(-1, width))
+        return torch.cat((taken.tokens, taken.counts.unsqueeze(1), taken.drafted.unsqueeze(1)), dim=1)
 
     def _set_rows(self, rows: Tensor, size: int) -> None:
         num, slots = len(rows), self._slots

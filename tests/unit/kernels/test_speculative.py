@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from kernels.speculative import Drafts, Nodes, VerifyLimits, accept, advance_accepted, moves_of, verify_inputs
+from kernels.speculative import Drafts, Nodes, VerifyLimits, moves_of, take_accepted, verify_inputs
 from kernels.step import SlotTensors, empty_inputs
 
 SLOTS, PAGES, PAGE_SIZE = 5, 6, 4
@@ -70,7 +70,7 @@ def test_nodes(seed: int, as_tree: bool) -> None:
             place = length + node
             assert bool(nodes.usable[row, node]) == usable
             assert int(nodes.depths[row, node]) == len(way) - 1
-            assert int(nodes.kv_lens[at]) == length + len(way)
+            assert int(nodes.kv_lens[row, node]) == length + len(way)
             expected = (token, length + len(way) - 1) if usable else (0, 0)
             assert (int(case.inputs.tokens[at]), int(case.inputs.positions[at])) == expected
             if usable:
@@ -90,9 +90,10 @@ def test_what_is_accepted(seed: int, as_tree: bool) -> None:
     case = Case(seed, as_tree)
     before = {name: getattr(case.slots, name).clone() for name in ("seq_len", "last_token", "ended")}
     nodes = case.verify()
-    way, counts = accept(nodes, case.drawn)
-    tokens, taken = advance_accepted(case.slots, case.limits, case.rows, nodes, way, counts, case.drawn)
-    sources, targets, moved = moves_of(nodes, case.rows, way, taken, case.slots.page_table, PAGE_SIZE)
+    took = take_accepted(case.rows, nodes, case.drawn, case.slots, case.limits)
+    tokens, taken = took.tokens, took.counts
+    sources, targets, moved = moves_of(case.rows, nodes, took, case.slots.page_table, PAGE_SIZE)
+    assert torch.equal(took.drafted, nodes.usable[:, 1:].sum(1))
     size = nodes.usable.shape[1]
     for row, slot in enumerate(case.rows.tolist()):
         expected, path = [], [0]
@@ -139,7 +140,6 @@ def test_the_scratch_slot_stays_as_it_is() -> None:
         scratch, drafts, case.slots, case.limits, PAGE_SIZE, SCRATCH, empty_inputs(8, 2, PAGES, scratch.device)
     )
     drawn = torch.ones(2, 4, dtype=torch.int32)
-    way, counts = accept(nodes, drawn)
-    tokens, counts = advance_accepted(case.slots, case.limits, scratch, nodes, way, counts, drawn)
-    assert counts.tolist() == [0, 0] and not tokens.any()
+    taken = take_accepted(scratch, nodes, drawn, case.slots, case.limits)
+    assert taken.counts.tolist() == [0, 0] and not taken.tokens.any()
     assert int(case.slots.seq_len[SLOTS]) == 0 and bool(case.slots.ended[SLOTS])
