@@ -81,10 +81,13 @@ class GraphForward:
         others: Forward,
         *,
         minds_common: bool = False,
+        took: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         """max_rows: the largest size of batch that is captured; others: runs the other steps; minds_common: a prefix
-        that rows have in common is gone through once.
+        that rows have in common is gone through once; took: told of slots and of the tokens int32 [n, 1] that
+        they have got.
         """
+        self._took = took
         self.sizes = graph_sizes(max_rows)
         self.common_sizes = common_sizes(max_rows) if minds_common else []
         self._decoder = decoder
@@ -242,6 +245,8 @@ class GraphForward:
             )
         self._decoder.group.broadcast(drawn)
         kernels.advance_ends(self._slots.tensors, self._rows[:size], drawn)
+        if self._took is not None:
+            self._took(self._rows[:size], drawn.unsqueeze(1))
         return drawn
 
     def _set_rows(self, rows: Tensor, size: int) -> None:

@@ -88,7 +88,8 @@ class ModelRunner:
         done = self.forward(plan, arrays)
         if plan.sample.any():
             self._sample(plan, arrays, done, pending)
-            if self.verifier is not None:
+            # Graphs that draw have told the drafter too.
+            if self.verifier is not None and done.drawn is None:
                 rows = arrays.sampling_rows
                 self.verifier.drafter.took(rows, self.slots.last_token[rows].to(torch.int32).unsqueeze(1))
         if plan.prompt_scores:

@@ -66,7 +66,13 @@ class WarmUp:
         with self._shown("prompt graphs", prompts.most_graphs) as progress:
             prompts.capture(capture, self._rehearsal.seat, progress)
         forward = GraphForward(
-            decoder, slots, pages, config.cuda_graph_max_bs, prompts, minds_common=most_common_rows(config) > 0
+            decoder,
+            slots,
+            pages,
+            config.cuda_graph_max_bs,
+            prompts,
+            minds_common=most_common_rows(config) > 0,
+            took=None if runner.verifier is None else runner.verifier.drafter.took,
         )
         with self._shown("decode graphs", len(forward.sizes) + len(forward.common_sizes)) as progress:
             forward.capture(capture, self._rehearsal.seat, progress)

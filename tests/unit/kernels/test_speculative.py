@@ -19,12 +19,14 @@ class Case:
 
     def __init__(self, seed: int, as_tree: bool) -> None:
         rng = self.rng = random.Random(seed)
+        pages = rng.sample(range((SLOTS + 1) * PAGES), (SLOTS + 1) * PAGES)
+        stops = [[rng.choice([-1, 2, 7]), -1] for _ in range(SLOTS + 1)]
         self.slots = SlotTensors(
             seq_len=torch.tensor([rng.randint(0, 12) for _ in range(SLOTS)] + [0]),
             last_token=torch.tensor([rng.randint(0, 3) for _ in range(SLOTS + 1)]),
             ended=torch.tensor([rng.random() < 0.2 for _ in range(SLOTS)] + [True]),
-            stop_ids=torch.tensor([[rng.choice([-1, 2, 7]), -1] for _ in range(SLOTS + 1)], dtype=torch.int32),
-            page_table=torch.randperm((SLOTS + 1) * PAGES).to(torch.int32).view(SLOTS + 1, PAGES),
+            stop_ids=torch.tensor(stops, dtype=torch.int32),
+            page_table=torch.tensor(pages, dtype=torch.int32).view(SLOTS + 1, PAGES),
         )
         self.limits = VerifyLimits(
             full_lens=self.slots.seq_len + torch.tensor([rng.randint(1, 9) for _ in range(SLOTS + 1)]),
@@ -40,6 +42,14 @@ class Case:
             dtype=torch.int32,
         ).view(n, k + 1)
         self.inputs = empty_inputs(n * (k + 1), n, PAGES, self.rows.device)
+
+    def on(self, device: torch.device) -> Case:
+        """The same on a device."""
+        for owner in (self.slots, self.limits, self.inputs, self.drafts):
+            for name, value in vars(owner).items():
+                object.__setattr__(owner, name, None if value is None else value.to(device))
+        self.rows, self.drawn = self.rows.to(device), self.drawn.to(device)
+        return self
 
     def verify(self) -> Nodes:
         return verify_inputs(self.rows, self.drafts, self.slots, self.limits, PAGE_SIZE, SCRATCH, self.inputs)

@@ -1,0 +1,86 @@
+"""The kernels of verifying drafts as they are launched, compiled without a GPU.
+
+Not a test by itself: `compile_all` is for a process whose kernels are not interpreted.
+"""
+
+from __future__ import annotations
+
+from kernels.cuda.speculative import PAGE_BLOCK, TEXT_BLOCK, append_rows, match_rows, node_rows, walk_rows
+from tests.support.triton_compile import Compiled, compile_kernel
+
+SLOTS = {
+    "rows": "*i64",
+    "seq_len": "*i64",
+    "last_token": "*i64",
+    "ended": "*u8",
+    "full_lens": "*i64",
+    "draft_tokens": "*i64",
+    "parents": "*i64",
+}
+NODES = {
+    "most_drafts": "*i32",
+    "page_table": "*i32",
+    "tokens": "*i64",
+    "positions": "*i64",
+    "locations": "*i64",
+    "kv_lens": "*i64",
+    "out_table": "*i32",
+    "context_out": "*i64",
+    "usable_out": "*u8",
+    "depths_out": "*i32",
+    "node_lens_out": "*i64",
+    "visible_out": "*u8",
+    "num_drafts": "i32",
+    "max_pages": "i32",
+    "width": "i32",
+    "table_stride": "i32",
+    "out_stride": "i32",
+    "scratch_location": "i64",
+}
+WALK = {
+    "drawn": "*i32",
+    "usable": "*u8",
+    "context": "*i64",
+    "stop_ids": "*i32",
+    "tokens_out": "*i32",
+    "counts_out": "*i32",
+    "drafted_out": "*i32",
+    "way_out": "*i64",
+    "size": "i32",
+    "widest": "i32",
+    "stop_stride": "i32",
+}
+TEXTS = {"texts": "*i32", "seq_len": "*i64", "rows": "*i64", "text_stride": "i32"}
+APPEND = {
+    "tokens": "*i32",
+    "counts": "*i32",
+    "num": "i32",
+    "nowhere": "i32",
+    "token_stride": "i32",
+    "count_stride": "i32",
+}
+MATCH = {"drafts": "*i64", "num_drafts": "i32", "least": "i32", "last_place": "i32"}
+
+
+def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
+    """Names and results."""
+    done = []
+    for is_tree in (False, True):
+        none: dict[str, object] = {} if is_tree else {"parents": None}
+        for size in (2, 8, 64):
+            constants = {"PAGE_SIZE": 64, "SIZE": size, "PAGES": PAGE_BLOCK, **none}
+            if not is_tree:
+                constants["visible_out"] = None
+            name = f"{size} nodes{', tree' if is_tree else ''}"
+            warps = 4 if is_tree else 1
+            made = compile_kernel(node_rows, SLOTS | NODES, constants, capability=capability, num_warps=warps)
+            done.append((f"node_rows, {name}", made))
+            constants = {"SIZE": size, "STOPS": 16, **none}
+            made = compile_kernel(walk_rows, SLOTS | WALK, constants, capability=capability, num_warps=1)
+            done.append((f"walk_rows, {name}", made))
+    made = compile_kernel(append_rows, TEXTS | APPEND, {"SIZE": 8}, capability=capability, num_warps=1)
+    done.append(("append_rows", made))
+    constants = {"MOST": 8, "BLOCK": TEXT_BLOCK, "SIZE": 8}
+    made = compile_kernel(match_rows, TEXTS | MATCH, constants, capability=capability, num_warps=4)
+    done.append(("match_rows", made))
+    return done
