@@ -19,7 +19,7 @@ KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
-SpeculativeAlgorithm = Literal["NGRAM"]
+SpeculativeAlgorithm = Literal["NGRAM", "EAGLE3"]
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -269,8 +269,16 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         SpeculativeAlgorithm | None,
         Meta(
             description="Who drafts. NGRAM: what came after the last tokens when they were in the text before; no "
-            "model, for texts that repeat themselves or their prompt.",
+            "model, for texts that repeat themselves or their prompt. EAGLE3: a head of one layer that was trained for "
+            "the model, of --speculative-draft-model-path.",
             extra={"auto": "nobody"},
+        ),
+    ] = None
+    speculative_draft_model_path: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Directory of the head that drafts: config.json and safetensors, as published.",
+            extra={"auto": "none"},
         ),
     ] = None
     speculative_num_draft_tokens: Annotated[

@@ -83,7 +83,7 @@ class CudaBuild:
         )
         memory = make_memory(config, self._model, decoder, num_tokens, numerics.kv_dtype)
         log_pool(memory, numerics.kv_dtype)
-        runner = self._runner(decoder, memory)
+        runner = self._runner(decoder, memory, numerics.kv_dtype)
         self._warm_up(runner, memory)
         return CudaDevice(runner), num_tokens
 
@@ -113,9 +113,9 @@ class CudaBuild:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    def _runner(self, decoder: Decoder, memory: Memory) -> ModelRunner:
+    def _runner(self, decoder: Decoder, memory: Memory, kv_dtype: torch.dtype) -> ModelRunner:
         """One that launches kernel by kernel."""
-        verifier = make_verifier(self._config, decoder.kernels, memory)
+        verifier = make_verifier(self._config, decoder, memory, kv_dtype)
         forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
         mode = self._config.scheduler.logprobs_mode
         return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode, verifier)
@@ -145,7 +145,9 @@ class CudaBuild:
         # One token more than a row adds: a request is never longer than the pool.
         num_tokens = rows * (-(-(each + 2) // config.page_size)) * config.page_size
         memory = make_memory(config, self._model, decoder, num_tokens, kv_dtype)
-        rehearsal = Rehearsal(self._runner(decoder, memory), memory.num_pages, config.page_size, memory.max_len)
+        rehearsal = Rehearsal(
+            self._runner(decoder, memory, kv_dtype), memory.num_pages, config.page_size, memory.max_len
+        )
         q_lens = [min(each + (row < rest), memory.max_len) for row in range(rows)]
         # Kernels are not chosen by this step, which is like none in earnest.
         self._tuner.freeze()

@@ -70,9 +70,10 @@ def _cpu_device(
         num_tokens = default_tokens(per_token * group.size, page_size)
     num_tokens = group.least(num_tokens)
     memory = make_memory(config, model, decoder, num_tokens, numerics.kv_dtype)
-    verifier = make_verifier(config, kernels, memory)
+    verifier = make_verifier(config, decoder, memory, numerics.kv_dtype)
     forward: Forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
-    if numerics.packed and group.size == 1 and can_record(kernels):
+    # What follows the passes is not recorded.
+    if numerics.packed and group.size == 1 and can_record(kernels) and decoder.follower is None:
         most_tokens = max(config.chunked_prefill_size, config.max_running_requests)
         forward = ProgramForward(decoder, memory.slots, memory.pages, most_tokens, forward)
     runner = ModelRunner(decoder, kernels, memory.kv_pool, memory.slots, forward, options.logprobs_mode, verifier)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,8 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.settle import context_length
+from scheduler_proc.speculative.eagle3_drafter import Eagle3Drafter
+from scheduler_proc.speculative.eagle3_files import load_head
 from scheduler_proc.speculative.ngram import NgramDrafter
 from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.weights.load import load_weights
@@ -64,19 +67,29 @@ def make_memory(
     return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
 
 
-def make_verifier(config: EngineConfig, kernels: KernelSet, memory: Memory) -> Verifier | None:
-    """Who drafts and verifies; None: nobody does."""
-    options = config.speculative
+def make_verifier(config: EngineConfig, decoder: Decoder, memory: Memory, kv_dtype: torch.dtype) -> Verifier | None:
+    """Who drafts and verifies; None: nobody does. Raises ModelFileError, ConfigError for a head that does not fit."""
+    options, kernels, slots, pages = config.speculative, decoder.kernels, memory.slots, memory.pages
     if options.speculative_algorithm is None:
         return None
-    drafter = NgramDrafter(
-        kernels,
-        memory.slots,
-        memory.max_len,
-        least=options.speculative_ngram_min_match_window_size,
-        most=options.speculative_ngram_max_match_window_size,
+    if options.speculative_algorithm == "NGRAM":
+        drafter = NgramDrafter(
+            kernels,
+            slots,
+            memory.max_len,
+            least=options.speculative_ngram_min_match_window_size,
+            most=options.speculative_ngram_max_match_window_size,
+        )
+        return Verifier(kernels, drafter, slots, pages)
+    directory = Path(str(options.speculative_draft_model_path))
+    head = load_head(directory, kernels, decoder, decoder.dtype, memory.max_len + config.max_drafts)
+    shape = head.spec
+    pool = KVPool(
+        1, memory.num_pages + 1, pages.page_size, shape.num_kv_heads, shape.head_dim, kv_dtype, decoder.device
     )
-    return Verifier(kernels, drafter, memory.slots, memory.pages)
+    follower = Eagle3Drafter(head, decoder, slots, pages, pool.layers[0], memory.num_pages + 1)
+    decoder.follower = follower
+    return Verifier(kernels, follower, slots, pages, follower)
 
 
 def load_decoder(

@@ -55,6 +55,7 @@ SHOWN_OPTIONS = (
     "deterministic",
     "overlap_depth",
     "speculative_algorithm",
+    "speculative_draft_model_path",
     "speculative_num_draft_tokens",
     "speculative_adaptive",
     "speculative_ngram_min_match_window_size",

@@ -19,6 +19,7 @@ from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.layers.vocabulary import SplitTable, Table
 from scheduler_proc.models.spec import DecoderSpec
 from scheduler_proc.parallel.group import Alone, Group
+from scheduler_proc.speculative.follower import Follower
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Decoder:
         self.widens_logits = False
         """Logits are float32 whatever the model's dtype: else they are only where a row of a step changes its own, and
         what is worked out from them may differ in its last bits."""
+        self.follower: Follower | None = None
+        """Sees what passes through some layers."""
         self.on_layer: Callable[[], None] = _nothing
         """Called after every layer that ran on the host: a long step is a sign of life, not a hang."""
 
@@ -122,20 +125,37 @@ class Decoder:
         what rotary uses; locations: int64 `[num_tokens]`, `page * page_size + offset` where each token's key and value
         go; kv: per layer `[num_pages, 2, page_size, num_kv_heads, head_dim]`.
         """
-        x = inputs.to(self.dtype) if inputs.is_floating_point() else self._embed.lookup(inputs)
+        x = self.embed(inputs)
         residual: Tensor | None = None
-        for layer, layer_kv in zip(self._layers, kv, strict=True):
+        follower = self.follower
+        wanted = () if follower is None else follower.layers
+        states: list[Tensor] = []
+        for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
             if residual is None:
                 x, residual = layer.attn_norm(x), x
             else:
                 x, residual = layer.attn_norm.add(x, residual)
+            if index in wanted:
+                # What comes next adds to it in place.
+                states.append(residual.clone())
             x = layer.attn(x, positions, self._cos_sin, batch, locations, layer_kv)
             x, residual = layer.mlp_norm.add(x, residual)
             x = layer.mlp(x)
             self.on_layer()
         if residual is None:
-            return self._norm(x)
-        return self._norm.add(x, residual)[0]
+            x = self._norm(x)
+        else:
+            x, residual = self._norm.add(x, residual)
+        if follower is not None:
+            if len(self._layers) in wanted:
+                assert residual is not None, "a model without layers has no hidden states"
+                states.append(residual)
+            follower.follow(inputs, positions, batch, locations, states)
+        return x
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """`[num_tokens, hidden]` in the model's dtype, of token ids int64 `[num_tokens]` or embeddings."""
+        return inputs.to(self.dtype) if inputs.is_floating_point() else self._embed.lookup(inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, vocab]` in the model's dtype, from the hidden states `[rows, hidden]` of tokens that need them."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.speculative import Drafts
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins
 
 
@@ -17,13 +17,17 @@ class Drafter(Protocol):
         """New occupants of slots."""
         ...
 
-    def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
-        """`num_drafts` nodes for each of the slots `rows` (int64 [n]), whose texts have `longest` tokens at most."""
+    def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
+        """`num_drafts` nodes for each of the slots `rows` (int64 [n]), whose texts have `longest` tokens at most, and
+        nothing is written beyond limits."""
         ...
 
-    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
-        """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int32 [n]; None: all) are valid;
-        their seq_len has advanced."""
+    def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
+        """What the slots `rows` have taken of their drafts, whose nodes went through the model last."""
+        ...
+
+    def took(self, rows: Tensor, tokens: Tensor) -> None:
+        """The slots `rows` have new tokens without drafts, int32 [n, 1]; their seq_len has advanced."""
         ...
 
     def clear(self) -> None:

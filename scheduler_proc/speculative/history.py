@@ -38,6 +38,7 @@ class TokenHistory:
         )
         self.tokens[rows, columns] = texts
 
-    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None) -> None:
-        """As Drafter.took."""
+    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
+        """The slots `rows` have new tokens, int32 [n, m], of which the first counts (int32 [n]; None: all) are valid;
+        their seq_len has advanced."""
         self._kernels.append_tokens(self.tokens, self._slots.seq_len, rows, tokens, counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
-from kernels.speculative import Drafts
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.history import TokenHistory
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -26,15 +26,19 @@ class NgramDrafter:
         """See Drafter."""
         self._history.join(joins)
 
-    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
+    def took(self, rows: Tensor, tokens: Tensor) -> None:
         """See Drafter."""
-        self._history.took(rows, tokens, counts)
+        self._history.took(rows, tokens)
+
+    def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
+        """See Drafter."""
+        self._history.took(rows, taken.tokens, taken.counts)
 
     def clear(self) -> None:
         """See Drafter."""
         self._history.tokens.fill_(-1)
 
-    def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
+    def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
         return Drafts(
             self._kernels.ngram_drafts(

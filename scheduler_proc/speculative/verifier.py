@@ -9,6 +9,7 @@ from kernels.dispatch import KernelSet
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits, moves_of
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.speculative.drafter import Drafter
+from scheduler_proc.speculative.follower import Follower
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Forward, Pages
 
@@ -16,7 +17,16 @@ from scheduler_proc.worker.forward import Forward, Pages
 class Verifier:
     """Of one model's slots and pages. Nothing of it waits for the device."""
 
-    def __init__(self, kernels: KernelSet, drafter: Drafter, slots: DeviceSlots, pages: Pages) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet,
+        drafter: Drafter,
+        slots: DeviceSlots,
+        pages: Pages,
+        follower: Follower | None = None,
+    ) -> None:
+        """follower: the drafter, if it follows the model's passes."""
+        self._follower = follower
         self.drafter = drafter
         self._kernels = kernels
         self._slots = slots
@@ -54,7 +64,7 @@ class Verifier:
         """
         page_size, table = self._pages.page_size, self._slots.page_table
         longest = min(longest, table.shape[1] * page_size)
-        drafts = self.drafter.draft(rows, num_drafts, longest)
+        drafts = self.drafter.draft(rows, num_drafts, longest, self._limits)
         if is_trimmed:
             drafts = _without_unused(drafts)
         num_rows, size = len(rows), drafts.tokens.shape[1] + 1
@@ -62,6 +72,8 @@ class Verifier:
         nodes = self._kernels.verify_inputs(
             rows, drafts, self._slots.tensors, self._limits, page_size, self._pages.scratch_location, inputs
         )
+        if self._follower is not None:
+            self._follower.expect(rows, None, drafts.parents)
         return nodes, forward.verify(inputs, num_rows, longest, nodes.tree)
 
     def seat(self, num_rows: int, max_len: int) -> None:
@@ -83,7 +95,7 @@ class Verifier:
             moves = moves_of(rows, nodes, taken, self._slots.page_table, self._pages.page_size)
             for layer in self._pages.kv:
                 self._kernels.compact_kv(layer.unsqueeze(0), *moves)
-        self.drafter.took(rows, taken.tokens, taken.counts)
+        self.drafter.verified(rows, nodes, taken)
         return taken
 
 

@@ -112,6 +112,8 @@ class EagerForward:
         batch = AttentionBatch(
             plan.q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, page_size, host_kv_lens=host_kv_lens
         )
+        if self._decoder.follower is not None:
+            self._decoder.follower.expect(arrays.rows, arrays.q_starts)
         states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, pages.kv)
         return Hidden(states, inputs.kv_lens)
 

@@ -227,6 +227,8 @@ class GraphForward:
             self._pages.page_size,
             common=None if common is None else CommonPrefix(common.page_table, common.lens[:size]),
         )
+        if self._decoder.follower is not None:
+            self._decoder.follower.expect(self._rows[:size], None)
         states = self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._pages.kv)
         return self._decoder.logits(states)
 

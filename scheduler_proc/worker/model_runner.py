@@ -137,11 +137,11 @@ class ModelRunner:
         """Bring the device slots up to what the plan knows of them."""
         if plan.joins is not None:
             self.slots.join(plan.joins)
-            if self.verifier is not None:
-                self.verifier.join(plan.joins)
         for updates in plan.pages:
             if updates is not None:
                 self.slots.set_pages(updates)
+        if plan.joins is not None and self.verifier is not None:
+            self.verifier.join(plan.joins)
 
     def _sample(self, plan: StepPlan, arrays: StepArrays, done: Hidden, pending: PendingStep) -> None:
         """Draw the step's tokens, advance the slots by them, and send them with their logprobs on their way."""

@@ -174,6 +174,8 @@ class PromptGraphs:
         batch = AttentionBatch(
             q_lens, inputs.kv_lens, max_kv_len, inputs.page_table, self._pages.page_size, q_starts=q_starts
         )
+        if self._decoder.follower is not None:
+            self._decoder.follower.expect(rows, q_starts)
         return self._decoder.forward(inputs.tokens, inputs.positions, batch, inputs.locations, self._pages.kv)
 
     def _fill(self, rows: Tensor, q_starts: Tensor, host_tokens: Tensor, num_tokens: int, num_rows: int) -> None:

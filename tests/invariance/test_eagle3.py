@@ -1,0 +1,117 @@
+"""A head's drafts change no answer, and do not depend on how the text before them was computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from engine.config import EngineConfig, SpeculativeOptions
+from engine.model_files.types import ModelFiles
+from kernels.speculative import Drafts, VerifyLimits
+from tests.invariance.test_speculative import LENGTHS, TOKENS, runner_of
+from tests.support.eagle3_heads import write_head
+from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.scheduler import Harness
+from tests.support.tiny_models import tiny_config
+
+
+@pytest.fixture(scope="module")
+def made(tiny: ModelFiles) -> list[Case]:
+    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
+    return references(tmp_path_factory.mktemp("alone"), tiny, made)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("head"), tiny_config())
+
+
+def drafting(head: Path, **options: object) -> EngineConfig:
+    speculative = SpeculativeOptions(
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path=str(head),
+        speculative_num_draft_tokens=4,
+        speculative_adaptive=False,
+    )
+    return msgspec.structs.replace(config(**options), speculative=speculative)
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("cpu", 2), ("delayed", 1), ("delayed", 2)])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 7), (16, 4096)])
+def test_matrix(
+    tiny: ModelFiles,
+    made: list[Case],
+    alone: list[Reference],
+    head: Path,
+    tmp_path: Path,
+    device: str,
+    depth: int,
+    page_size: int,
+    chunk: int,
+) -> None:
+    options = drafting(head, device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
+    assert harness.workload.num_drafted > 0
+
+
+class Spy:
+    """Keeps what was drafted, by the text before it."""
+
+    def __init__(self, harness: Harness, prompts: dict[int, list[int]]) -> None:
+        runner = runner_of(harness)
+        assert runner.verifier is not None
+        self._slots, self._harness = runner.slots, harness
+        self._draft = runner.verifier.drafter.draft
+        self.found: dict[tuple[int, ...], list[int]] = {}
+        runner.verifier.drafter.draft = self.draft  # type: ignore[method-assign]
+
+    def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
+        drafts = self._draft(rows, num_drafts, longest, limits)
+        host = self._harness.slots
+        for row, slot in zip(drafts.tokens.tolist(), rows.tolist(), strict=True):
+            length = int(self._slots.seq_len[slot]) + 1
+            assert length == int(host.num_known[slot])
+            # Behind the end of an answer anything may be drafted.
+            left = int(host.full_len[slot]) - length
+            self.found[tuple(host.tokens[slot, :length].tolist())] = row[: max(left - 1, 0)]
+        return drafts
+
+
+def test_drafts_follow_from_the_text_alone(tiny: ModelFiles, made: list[Case], head: Path, tmp_path: Path) -> None:
+    """Whole or in chunks, beside others or alone, from the prefix cache or computed, by steps of any kind."""
+    greedy = [Case(case.prompt, TOKENS) for case in made]
+    seen: list[dict[tuple[int, ...], list[int]]] = []
+    for name, options, warm in (
+        ("whole", {"chunked_prefill_size": 4096}, False),
+        ("chunks", {"chunked_prefill_size": 16, "page_size": 4}, False),
+        ("page of 1", {"page_size": 1}, False),
+        ("warm", {"page_size": 4}, True),
+        ("retracted", {"page_size": 2, "max_total_tokens": 128, "schedule_conservativeness": 0.01}, False),
+    ):
+        harness = Harness.of_model(tmp_path, drafting(head, **options), tiny)
+        if warm:
+            for number, case in enumerate(greedy, start=100):
+                harness.add(number, case.prompt, max_tokens=TOKENS - 5)
+            harness.run()
+        spy = Spy(harness, {})
+        for number, case in enumerate(greedy, start=1):
+            harness.add(number, case.prompt, max_tokens=case.max_tokens)
+        harness.run()
+        if warm:
+            assert sum(harness.cached[number] for number in range(1, len(greedy) + 1)) > 100
+        assert name != "retracted" or harness.planner.num_retractions > 0
+        seen.append(spy.found)
+    for other in seen[1:]:
+        both = seen[0].keys() & other.keys()
+        assert len(both) > 40
+        for text in both:
+            shared = min(len(seen[0][text]), len(other[text]))
+            assert seen[0][text][:shared] == other[text][:shared], len(text)
