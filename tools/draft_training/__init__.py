@@ -1,0 +1,1 @@
+"""What draft heads are trained on: instructions whose answers the model itself gives."""
