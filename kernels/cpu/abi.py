@@ -7,7 +7,7 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 from enum import IntEnum
 from typing import ClassVar
 
-ABI = 2
+ABI = 3
 """Changes with every change of these structs; a library of another number is not used."""
 
 
@@ -124,6 +124,12 @@ class RopeStoreArgs(Args):
     )
 
 
+class TreeArgs(Structure):
+    """The trees that a step's rows add; all null: there are none."""
+
+    _fields_ = (("visible", c_void_p), ("stride", c_int64), ("depths", c_void_p))
+
+
 class AttentionArgs(Args):
     KIND = 6
     BUFFERS = ("q", "out", "q_lens", "kv_lens", "page_table")
@@ -142,6 +148,7 @@ class AttentionArgs(Args):
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
         ("kv", KvPages),
+        ("tree", c_void_p),
     )
 
 

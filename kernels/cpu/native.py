@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.abi import ABI, Args, Op, op
+from kernels.cpu.tree import StepTrees
 
 _LIBRARY = Path(__file__).parent / "_kernels.abi3.so"
 
 
 class Recorder(Protocol):
     """Takes ops instead of running them; see kernels.cpu.program."""
+
+    @property
+    def trees(self) -> StepTrees:
+        """What the program's attention reads at its runs."""
+        ...
 
     def add(self, args: Args, num_tokens: int, num_rows: int) -> None: ...
 

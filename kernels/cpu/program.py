@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.cpu import native
 from kernels.cpu.abi import Args, Op, op
+from kernels.cpu.tree import StepTrees
 
 _ALIGNMENT = 64
 
@@ -40,6 +41,7 @@ class Recording:
     """Takes the ops that are called while it is open; `finish` makes a program of them."""
 
     def __init__(self, max_tokens: int, max_rows: int) -> None:
+        self.trees = StepTrees()
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._args: list[Args] = []
@@ -92,7 +94,7 @@ class Recording:
             for output, result in zip(outputs, results, strict=True)
             if output is not None
         ]
-        return Program(self._args, [*self._marks, len(self._args)], places, size)
+        return Program(self._args, [*self._marks, len(self._args)], places, size, self.trees)
 
     def _find(self, pointer: int) -> _Buffer | None:
         index = bisect_right(self._buffers, pointer, key=_address) - 1
@@ -107,9 +109,19 @@ class Recording:
 
 
 class Program:
-    """Recorded ops. Their inputs lie where they lay at recording; a run works on the first tokens and rows of them."""
+    """Recorded ops. Their inputs lie where they lay at recording; a run works on the first tokens and rows of them.
 
-    def __init__(self, args: list[Args], ends: list[int], results: list[Tensor], arena_bytes: int) -> None:
+    A run whose rows add trees of drafted tokens (TreeMask) says so before, and the runs after it are without again:
+
+        with program.trees.of(tree, q_lens):
+            program.run(num_tokens, num_rows)
+    """
+
+    def __init__(
+        self, args: list[Args], ends: list[int], results: list[Tensor], arena_bytes: int, trees: StepTrees
+    ) -> None:
+        self.trees = trees
+        """Read by all attention of a run; none unless set."""
         self.arena_bytes = arena_bytes
         self.results = tuple(results)
         """For the most tokens; a run writes the first of them, and the next run overwrites them."""

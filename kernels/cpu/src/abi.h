@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ENGINE_ABI 2
+#define ENGINE_ABI 3
 
 extern "C" {
 
@@ -132,7 +132,16 @@ struct RopeStoreArgs {
     KvPages kv;
 };
 
-// Causal grouped-query attention of num_rows rows; token t of row r sees keys up to its own position.
+// The trees that a step's rows add (kernels/attention.py's TreeMask); null pointers: there are none. Programs share one,
+// which changes between their runs.
+struct TreeArgs {
+    const uint8_t* visible;  // [num_tokens, stride]
+    int64_t stride;
+    const int32_t* depths;  // [num_tokens]
+};
+
+// Causal grouped-query attention of num_rows rows; token t of row r sees keys up to its own position, or what its tree
+// says.
 struct AttentionArgs {
     const float* q;
     int64_t q_stride;
@@ -148,6 +157,7 @@ struct AttentionArgs {
     const int32_t* page_table;
     int64_t page_table_stride;
     KvPages kv;
+    const TreeArgs* tree;  // or null
 };
 
 // tokens[r] = argmax of logits[r] (lowest id among equals), -1 with a NaN in the row.

@@ -10,6 +10,9 @@
 //              times scales are rounded to 15 or 16 bits of the largest of them, for an exact sum
 //   context    (m, l, acc) of the partitions, merged in ascending order
 //
+// A token of a tree gets what it would get if the keys of its path, from the root to itself, came after its row's
+// context: their scores go to these places, and their values are weighed apart, node by node.
+//
 // Two ways to it give the same bits. Few queries (decoding) read keys and values straight from the pages. Many
 // (prefill) share a converted copy: keys transposed in panels, values in blocks.
 #pragma once
@@ -52,6 +55,11 @@ struct Scratch {
     int64_t* places;  // [2, PARTITION]: offsets of keys in the pages, of one partition and of the next
     int32_t* ranges;  // [2, tile queries]: the keys of the partition that a query sees
     PrefetchStream::Range* stream_ranges;  // PREFETCH_RANGES
+    // Of trees; tokens of the row are in the order of the pages.
+    int16_t* paths;       // [tile tokens, tokens of the row]: the token at each depth on the way to a node
+    int64_t* own_places;  // [tokens of the row]
+    float* own_scores;    // [tile queries, PARTITION]: of the tokens of the row
+    float* own_values;    // [tokens of the row, padded_dim]
 };
 
 // A group of int8 values, interleaved.
@@ -89,6 +97,11 @@ static inline size_t lay_out(
     memory.take(scratch.places, 2 * PARTITION);
     memory.take(scratch.ranges, 2 * most);
     memory.take(scratch.stream_ranges, PREFETCH_RANGES);
+    const int64_t nodes = totals.max_tree_tokens;
+    memory.take(scratch.paths, most / tiling.group * nodes);
+    memory.take(scratch.own_places, round_up(nodes, PANEL));
+    memory.take(scratch.own_scores, nodes == 0 ? 0 : most * PARTITION);
+    memory.take(scratch.own_values, nodes * tiling.padded_dim);
     return memory.used;
 }
 
@@ -131,18 +144,19 @@ template <int TYPE> struct TileWork {
     const Tiling& tiling;
     const Tile tile;
     const Scratch& scratch;
+    const TreeArgs* const tree;
     const int64_t num_queries, dim;
     const int64_t pieces;                      // queries that go together
     int64_t first_head = 0, from = 0, to = 0;  // KV head, partitions
-    // Of the partition: its first position, and the keys of it that the tile sees.
+    // Of the partition: its first position, and the keys of it that the tile sees, but for those of trees.
     int64_t start = 0, begin = 0, end = 0;
     const int64_t* places = nullptr;
     int32_t *begins, *ends;
 
     TileWork(const AttentionArgs& args, const Tiling& tiling, const Tile& tile, const Scratch& scratch, int64_t item)
-        : args(args), tiling(tiling), tile(tile), scratch(scratch), num_queries(tile.num_tokens * tiling.group),
-          dim(args.head_dim), pieces(piece_size(num_queries, MAX_QUERIES)), begins(scratch.ranges),
-          ends(scratch.ranges + num_queries) {
+        : args(args), tiling(tiling), tile(tile), scratch(scratch), tree(tree_of(args)),
+          num_queries(tile.num_tokens * tiling.group), dim(args.head_dim), pieces(piece_size(num_queries, MAX_QUERIES)),
+          begins(scratch.ranges), ends(scratch.ranges + num_queries) {
         const int64_t number = item - tile.first_item, head_items = args.num_kv_heads / tile.heads;
         first_head = number % head_items * tile.heads;
         from = tile.first_partition + number / head_items * tile.chunk;
@@ -214,16 +228,20 @@ template <int TYPE> struct TileWork {
         for (int64_t i = 0; i < num_queries * tiling.padded_dim; i += W) store(state.acc + i, zero());
     }
 
-    // The keys of a partition that the tile sees.
+    // The keys of a partition that the tile sees, but for those of trees.
     int64_t first_key(int64_t partition) const { return larger(0, tile.begin - partition * PARTITION); }
-    int64_t end_key(int64_t partition) const { return smaller(PARTITION, tile.end - partition * PARTITION); }
+    int64_t end_key(int64_t partition) const { return smaller(PARTITION, tile.ordered - partition * PARTITION); }
 
     // Where a partition's keys are. What the tile does not see, in panels that it sees some of, is told to be where
     // its neighbour is: reading that does no harm.
     void locate(int64_t partition, int64_t* out) const {
+        locate(partition * PARTITION, first_key(partition), end_key(partition), out);
+    }
+
+    void locate(int64_t start, int64_t first, int64_t last, int64_t* out) const {
+        if (first >= last) return;
         const int32_t* table = args.page_table + tile.row * args.page_table_stride;
-        const int64_t first = first_key(partition), last = end_key(partition);
-        const int64_t position = partition * PARTITION + first;
+        const int64_t position = start + first;
         int64_t page = position / args.kv.page_size, offset = position % args.kv.page_size;
         for (int64_t key = first; key < last; page++, offset = 0) {
             const int64_t stop = smaller(last, key + args.kv.page_size - offset);
@@ -238,9 +256,25 @@ template <int TYPE> struct TileWork {
         start = partition * PARTITION;
         begin = first_key(partition);
         end = end_key(partition);
+        if (tree != nullptr) {
+            see_paths();
+            return;
+        }
         for (int64_t i = 0; i < num_queries; i++) {
             const int64_t position = tile.position + i / tiling.group - start;
             const int64_t seen = args.window > 0 ? position - args.window + 1 : 0;
+            ends[i] = (int32_t)larger(0, smaller(position + 1, PARTITION));
+            begins[i] = (int32_t)smaller(larger(seen, 0), PARTITION);
+        }
+    }
+
+    // The same with a tree, of whose keys a window hides none.
+    void see_paths() {
+        if (begin >= end) begin = end = 0;
+        const int64_t context = tile.ordered - start;
+        for (int64_t i = 0; i < num_queries; i++) {
+            const int64_t position = context + tree_depth(*tree, token(i), tile.row_tokens);
+            const int64_t seen = args.window > 0 ? smaller(context, position - args.window + 1) : 0;
             ends[i] = (int32_t)larger(0, smaller(position + 1, PARTITION));
             begins[i] = (int32_t)smaller(larger(seen, 0), PARTITION);
         }
@@ -259,58 +293,86 @@ template <int TYPE> struct TileWork {
     void feed(Progress& progress, int64_t partition) const {
         int64_t* out = scratch.places + (1 - progress.buffer) * PARTITION;
         locate(partition, out);
+        if (first_key(partition) >= end_key(partition)) return;
         const int64_t lead = stream_block() + PREFETCH_LEAD_BYTES / run_bytes();
         progress.stream.feed({keys(0), out, first_key(partition), end_key(partition), run_bytes(), lead});
     }
 
     // --- scores
 
-    void score_direct(int64_t h, int64_t key, PrefetchStream& stream) const {
+    // The keys at these places; out: of the first query. Called here and for trees: so the kernels are inlined once.
+    __attribute__((noinline)) void score_direct(
+        int64_t h, const int64_t* at, float* out, PrefetchStream& stream) const {
         const float* queries = scratch.queries + h * num_queries * dim;
-        float* out = weights(h) + key;
         in_pieces<MAX_QUERIES>(num_queries, pieces, [&](int64_t i, auto count) {
             direct_scores<TYPE, decltype(count)::value>(
-                keys(h), places + key, queries + i * dim, dim, out + i * PARTITION, stream);
+                keys(h), at, queries + i * dim, dim, out + i * PARTITION, stream);
         });
     }
 
-    void score_panel(int64_t h, int64_t key, PrefetchStream& stream) const {
+    // The queries that a panel at a key of the partition is for: from some on for the causal mask, up to some for a
+    // window.
+    struct Queries {
+        int64_t first, last;
+    };
+    Queries panel_queries(int64_t key) const {
+        int64_t first = 0, last = num_queries;
+        while (first < last && ends[first] <= key) first++;
+        while (last > first && begins[last - 1] >= key + PANEL) last--;
+        return {first, last};
+    }
+
+    void score_panel(int64_t h, const int64_t* at, const Queries& some, float* out, PrefetchStream& stream) const {
         if constexpr (TYPE == KV_I8) {
-            gather_scales(keys(h), places + key, dim, PANEL, scratch.scales + key);
+            gather_scales(keys(h), at, dim, PANEL, scratch.scales);
             if (spread()) {
                 const int64_t number = h * num_queries;
                 with_count<MAX_DIRECT_CODES>(num_queries, [&](auto count) {
                     constexpr int NQ = decltype(count)::value;
                     const auto run = dim == 4 * W ? direct_scores_i8<NQ, true> : direct_scores_i8<NQ, false>;
-                    run(keys(h), places + key, (const int32_t*)scratch.queries + number * dim, scratch.starts + number,
-                        scratch.factors + number, scratch.scales + key, dim, weights(h) + key, stream);
+                    run(keys(h), at, (const int32_t*)scratch.queries + number * dim, scratch.starts + number,
+                        scratch.factors + number, scratch.scales, dim, out, stream);
                 });
                 return;
             }
-            fill_panel_i8(keys(h), places + key, dim, (int32_t*)scratch.panel, stream);
+            fill_panel_i8(keys(h), at, dim, (int32_t*)scratch.panel, stream);
         } else {
-            fill_panel<TYPE>(keys(h), places + key, dim, scratch.panel);
+            fill_panel<TYPE>(keys(h), at, dim, scratch.panel);
         }
-        // Its queries: from some on for the causal mask, up to some for a window.
-        int64_t first = 0, last = num_queries;
-        while (first < last && ends[first] <= key) first++;
-        while (last > first && begins[last - 1] >= key + PANEL) last--;
-        if (first == last) return;
-        const int64_t number = h * num_queries + first;
-        float* out = weights(h) + first * PARTITION + key;
-        const int64_t size = piece_size(last - first, MAX_PANEL_QUERIES);
-        in_pieces<MAX_PANEL_QUERIES>(last - first, size, [&](int64_t i, auto count) {
+        const int64_t count = some.last - some.first;
+        if (count == 0) return;
+        const int64_t number = h * num_queries + some.first;
+        out += some.first * PARTITION;
+        const int64_t size = piece_size(count, MAX_PANEL_QUERIES);
+        in_pieces<MAX_PANEL_QUERIES>(count, size, [&](int64_t i, auto count) {
             constexpr int NQ = decltype(count)::value;
             const int64_t query = number + i;
             if constexpr (TYPE == KV_I8) {
                 const int8_t* codes = (const int8_t*)scratch.queries + query * dim;
                 panel_scores_i8<NQ>(
                     (const int32_t*)scratch.panel, codes, scratch.starts + query, scratch.factors + query,
-                    scratch.scales + key, dim, out + i * PARTITION);
+                    scratch.scales, dim, out + i * PARTITION);
             } else {
                 panel_scores<NQ>(scratch.panel, scratch.queries + query * dim, dim, out + i * PARTITION);
             }
         });
+    }
+
+    // With a tree: all tokens of the row, of which each query gets its path.
+    void score_own(int64_t h, PrefetchStream& stream) const {
+        const bool panels = TYPE == KV_I8 || !tile.direct;
+        for (int64_t key = 0; key < tile.row_tokens; key += panels ? PANEL : W) {
+            const int64_t* at = scratch.own_places + key;
+            float* out = scratch.own_scores + key;
+            if (panels) score_panel(h, at, {0, num_queries}, out, stream);
+            else if constexpr (TYPE != KV_I8) score_direct(h, at, out, stream);
+        }
+        for (int64_t i = 0; i < num_queries; i++) {
+            const float* own = scratch.own_scores + i * PARTITION;
+            const int16_t* steps = path(i);
+            float* row = weights(h) + i * PARTITION;
+            for (int64_t key = own_key(); key < ends[i]; key++) row[key] = own[steps[key - own_start()]];
+        }
     }
 
     // Scores become weights.
@@ -355,9 +417,9 @@ template <int TYPE> struct TileWork {
         gather_scales(values(h), places + from, dim, round_up(last, W) - from, out);
     }
 
-    void round_codes(int64_t h, int64_t first) const {
+    void round_codes(int64_t h, int64_t first, int64_t from, int64_t to) const {
         const float* scales = scratch.value_scales + h * CODE_BLOCK;
-        for (int64_t i = 0; i < num_queries; i++) {
+        for (int64_t i = from; i < to; i++) {
             const int64_t low = larger(first, begins[i]), high = smaller(first + CODE_BLOCK, ends[i]);
             const int64_t number = h * num_queries + i;
             int32_t* words = scratch.words + number * BLOCK_WORDS;
@@ -446,15 +508,86 @@ template <int TYPE> struct TileWork {
         weigh(PageValues<TYPE>{values(h), places, stream}, h, first, last, acc);
     }
 
-    void weigh_block(int64_t h, int64_t first, int64_t last, float* acc) const {
-        for (int64_t key = first; key < last; key++) {
-            float* target = scratch.values + (key - first) * tiling.padded_dim;
-            const char* row = values(h) + places[key];
+    void convert_values(int64_t h, const int64_t* at, int64_t count, float* out) const {
+        for (int64_t key = 0; key < count; key++) {
+            float* target = out + key * tiling.padded_dim;
+            const char* row = values(h) + at[key];
             map_vectors(dim, [&](int64_t d, int n) {
                 store(target + d, load_elements<TYPE>(row + d * (int64_t)sizeof(typename Stored<TYPE>::Element), n));
             });
         }
+    }
+
+    void weigh_block(int64_t h, int64_t first, int64_t last, float* acc) const {
+        convert_values(h, places + first, last - first, scratch.values);
         weigh(BlockValues{scratch.values, first, tiling.padded_dim}, h, first, last, acc);
+    }
+
+    // --- trees
+
+    // Whether a tree's keys come to places in the partition; from own_key() on.
+    bool has_own() const { return tree != nullptr && own_start() < PARTITION; }
+    int64_t own_start() const { return tile.ordered - start; }
+    int64_t own_key() const { return larger(0, own_start()); }
+    int16_t* path(int64_t query) const { return scratch.paths + query / tiling.group * tile.row_tokens; }
+
+    void find_paths() const {
+        locate(tile.ordered, 0, tile.row_tokens, scratch.own_places);
+        for (int64_t t = 0; t < tile.num_tokens; t++) {
+            const int64_t node = tile.token + t, depth = tree_depth(*tree, node, tile.row_tokens);
+            const uint8_t* visible = tree->visible + node * tree->stride;
+            int16_t* steps = path(t * tiling.group);
+            for (int64_t d = 0; d <= depth; d++) steps[d] = (int16_t)(node - tile.row_token);
+            for (int64_t i = 0; i < tile.row_tokens; i++) {
+                if (visible[i] == 0) continue;
+                const int64_t d = tree_depth(*tree, tile.row_token + i, tile.row_tokens);
+                if (d < depth) steps[d] = (int16_t)i;
+            }
+        }
+    }
+
+    void weigh_own(int64_t h, float* acc) const {
+        const int64_t width = tiling.padded_dim;
+        convert_values(h, scratch.own_places, tile.row_tokens, scratch.own_values);
+        const int64_t size = piece_size(tiling.group, MAX_QUERIES);
+        for (int64_t query = 0; query < num_queries; query += tiling.group) {
+            const int64_t from = own_key(), to = ends[query];
+            if (from >= to) continue;
+            const PathValues source{scratch.own_values, path(query), own_start(), width};
+            in_pieces<MAX_QUERIES>(tiling.group, size, [&](int64_t i, auto count) {
+                weigh_queries<decltype(count)::value>(
+                    source, weights(h) + (query + i) * PARTITION, from, to, acc + (query + i) * width, width);
+            });
+        }
+    }
+
+    // The blocks that have such keys, with the keys of the context in them: a block's weights share a scale.
+    void weigh_own_codes(int64_t h, float* acc, PrefetchStream& stream) const {
+        const int64_t width = tiling.padded_dim, size = piece_size(tiling.group, MAX_CODE_QUERIES);
+        for (int64_t query = 0; query < num_queries; query += tiling.group) {
+            const int16_t* steps = path(query);
+            for (int64_t first = own_key() / CODE_BLOCK * CODE_BLOCK; first < ends[query]; first += CODE_BLOCK) {
+                const int64_t low = larger(first, begins[query]) - first;
+                const int64_t high = smaller(first + CODE_BLOCK, ends[query]) - first;
+                // Scales are gathered by four.
+                const int64_t from = low / 4 * 4, to = round_up(high, 4);
+                int64_t at[CODE_BLOCK];
+                for (int64_t i = low; i < high; i++) {
+                    const int64_t depth = first + i - own_start();
+                    at[i] = depth < 0 ? places[first + i] : scratch.own_places[steps[depth]];
+                }
+                for (int64_t i = from; i < low; i++) at[i] = at[low];
+                for (int64_t i = high; i < to; i++) at[i] = at[high - 1];
+                gather_scales(values(h), at + from, dim, to - from, scratch.value_scales + h * CODE_BLOCK + from);
+                round_codes(h, first, query, query + tiling.group);
+                in_pieces<MAX_CODE_QUERIES>(tiling.group, size, [&](int64_t i, auto count) {
+                    const int64_t number = h * num_queries + query + i;
+                    weigh_groups<decltype(count)::value>(
+                        PageGroups{values(h), at, stream}, dim, scratch.words + number * BLOCK_WORDS,
+                        scratch.units + number, from / VALUE_KEYS, to / VALUE_KEYS, acc + (query + i) * width, width);
+                });
+            }
+        }
     }
 
     // --- states
@@ -497,6 +630,7 @@ template <int TYPE> struct TileWork {
         gather_queries();
         if (!tile.split())
             for (int64_t h = 0; h < tile.heads; h++) clear(state(scratch.states, h));
+        if (tree != nullptr && tile.ordered < to * PARTITION) find_paths();
         if (!progress.fed && from < to) feed_or_locate(progress, from);
         progress.fed = false;
         for (int64_t partition = from; partition < to; partition++) {
@@ -524,22 +658,24 @@ template <int TYPE> struct TileWork {
         for (int64_t key = begin / STEP * STEP; key < end; key += STEP) {
             stream.grant(smaller(key + STEP, end) - larger(key, begin));
             for (int64_t h = 0; h < tile.heads; h++) {
-                if constexpr (TYPE == KV_I8) score_panel(h, key, stream);
-                else score_direct(h, key, stream);
+                float* out = weights(h) + key;
+                if constexpr (TYPE == KV_I8) score_panel(h, places + key, panel_queries(key), out, stream);
+                else score_direct(h, places + key, out, stream);
             }
             stream.finish();
         }
         for (int64_t h = 0; h < tile.heads; h++) {
+            if (has_own()) score_own(h, stream);
             softmax(h, part(shared, partition, h));
             clear_acc(part(shared, partition, h));
         }
-        const int64_t step = TYPE == KV_I8 ? CODE_BLOCK : stream_block();
-        for (int64_t key = begin / step * step; key < end; key += step) {
-            const int64_t first = larger(key, begin), last = smaller(key + step, end);
+        const int64_t step = TYPE == KV_I8 ? CODE_BLOCK : stream_block(), stop = value_end();
+        for (int64_t key = begin / step * step; key < stop; key += step) {
+            const int64_t first = larger(key, begin), last = smaller(key + step, stop);
             stream.grant(last - first);
             if constexpr (TYPE == KV_I8) {
                 for (int64_t h = 0; h < tile.heads; h++) gather_value_scales(h, key);
-                for (int64_t h = 0; h < tile.heads; h++) round_codes(h, key);
+                for (int64_t h = 0; h < tile.heads; h++) round_codes(h, key, 0, num_queries);
             }
             for (int64_t h = 0; h < tile.heads; h++) {
                 float* acc = part(shared, partition, h).acc;
@@ -548,24 +684,39 @@ template <int TYPE> struct TileWork {
             }
             stream.finish();
         }
+        if (!has_own()) return;
+        stream.grant(end - larger(begin, stop));
+        for (int64_t h = 0; h < tile.heads; h++) finish_own(h, part(shared, partition, h).acc, stream);
+        stream.finish();
+    }
+
+    // Up to where values are weighed for all queries together: to the block that a tree's keys are in.
+    int64_t value_end() const { return TYPE == KV_I8 && has_own() ? end / CODE_BLOCK * CODE_BLOCK : end; }
+
+    void finish_own(int64_t h, float* acc, PrefetchStream& stream) const {
+        if constexpr (TYPE == KV_I8) weigh_own_codes(h, acc, stream);
+        else weigh_own(h, acc);
     }
 
     void run_panels(PrefetchStream& stream, float* shared, int64_t partition) const {
         for (int64_t h = 0; h < tile.heads; h++) {
-            for (int64_t key = begin / PANEL * PANEL; key < end; key += PANEL) score_panel(h, key, stream);
+            for (int64_t key = begin / PANEL * PANEL; key < end; key += PANEL)
+                score_panel(h, places + key, panel_queries(key), weights(h) + key, stream);
+            if (has_own()) score_own(h, stream);
             const State state = part(shared, partition, h);
             softmax(h, state);
             clear_acc(state);
             const int64_t step = TYPE == KV_I8 ? CODE_BLOCK : VALUE_BLOCK / tiling.padded_dim / W * W;
-            for (int64_t key = begin / step * step; key < end; key += step) {
+            for (int64_t key = begin / step * step; key < value_end(); key += step) {
                 if constexpr (TYPE == KV_I8) {
                     gather_value_scales(h, key);
-                    round_codes(h, key);
+                    round_codes(h, key, 0, num_queries);
                     weigh_codes(h, key, state.acc, stream);
                     continue;
                 }
                 weigh_block(h, larger(key, begin), smaller(key + step, end), state.acc);
             }
+            if (has_own()) finish_own(h, state.acc, stream);
         }
     }
 

@@ -485,6 +485,21 @@ struct BlockValues {
     ENGINE_INLINE vf vector(const float* row, int64_t d) { return load(row + d); }
 };
 
+// Converted values of a tree's tokens, by the path to one of them: its first key is that at depth 0.
+struct PathValues {
+    const float* data;
+    const int16_t* path;
+    int64_t first, padded_dim;
+
+    using Pace = BlockValues::Pace;
+    static constexpr int STEP = 0;
+    inline __attribute__((always_inline)) Pace pace() const { return {}; }
+    inline __attribute__((always_inline)) const float* row(int64_t key) const {
+        return data + path[key - first] * padded_dim;
+    }
+    ENGINE_INLINE vf vector(const float* row, int64_t d) { return load(row + d); }
+};
+
 // Keys [from, to) added to dimensions [0, NV * W) of NQ queries' acc.
 template <int NQ, int NV, class Values>
 static inline void weigh_vectors(

@@ -14,17 +14,31 @@ constexpr int64_t DIRECT_QUERIES = 24;
 constexpr int64_t MIN_TILE_QUERIES = 24, MAX_TILE_QUERIES = 96;
 // The longest run of heads side by side that are worked on together.
 constexpr int64_t MAX_RUN_BYTES = 4096;
+// The most tokens of a row with a tree; kernels/cpu/tree.py says so too.
+constexpr int64_t MAX_TREE_TOKENS = 256;
 
 static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Consecutive tokens of a row.
+// Null without a tree.
+ENGINE_INLINE const TreeArgs* tree_of(const AttentionArgs& args) {
+    return args.tree != nullptr && args.tree->visible != nullptr ? args.tree : nullptr;
+}
+
+// Whatever depths holds, a node is no deeper than its row has tokens.
+ENGINE_INLINE int64_t tree_depth(const TreeArgs& tree, int64_t token, int64_t row_tokens) {
+    return larger(0, smaller(tree.depths[token], row_tokens - 1));
+}
+
+// Consecutive tokens of a row. Positions of a tree's tokens are those that they have by their depth.
 struct Tile {
     int64_t row, num_tokens;
     int64_t token;       // the first one, in the step
-    int64_t position;    // the same one, in the context
+    int64_t position;    // the same one, in the context; with a tree, that of its root
     int64_t begin, end;  // keys that some token sees
+    int64_t ordered;     // up to here keys are in the pages by position: with a tree, the context before the step
+    int64_t row_token, row_tokens;  // of the whole row
     int64_t first_partition, num_partitions;
     bool direct;
     // What a worker takes at once, an item, is `heads` KV heads over `chunk` partitions.
@@ -38,6 +52,7 @@ struct Tile {
 // Sums over all tiles. A merge: a KV head of a tile that is split. A unit: a partition.
 struct Totals {
     int64_t items, merges, slot_floats, cost, units, max_queries, max_heads, max_heads_queries;
+    int64_t max_tree_tokens;  // of a row; 0 without trees
 };
 
 // What all tiles have in common.
@@ -70,13 +85,14 @@ ENGINE_INLINE State state_at(float* data, const Tiling& tiling, int64_t queries)
 struct TileWalk {
     const AttentionArgs& args;
     const Tiling& tiling;
+    const TreeArgs* const tree;
     int64_t num_rows;
     int64_t row = -1, next_token = 0, row_end = 0, tile_tokens = 0;
     Totals totals = {};
     Tile tile = {};
 
     TileWalk(const AttentionArgs& args, const Tiling& tiling, int64_t num_rows)
-        : args(args), tiling(tiling), num_rows(num_rows) {}
+        : args(args), tiling(tiling), tree(tree_of(args)), num_rows(num_rows) {}
 
     bool next() {
         while (next_token == row_end) {
@@ -87,12 +103,18 @@ struct TileWalk {
             tile_tokens = tiles == 0 ? 0 : ceil_div(tokens, tiles);
         }
         tile.row = row;
+        tile.row_tokens = args.q_lens[row];
+        tile.row_token = row_end - tile.row_tokens;
         tile.token = next_token;
         tile.num_tokens = smaller(tile_tokens, row_end - next_token);
-        tile.position = args.kv_lens[row] - (row_end - next_token);
         next_token += tile.num_tokens;
-        tile.begin = args.window > 0 ? larger(0, tile.position - args.window + 1) : 0;
-        tile.end = larger(tile.begin, tile.position + tile.num_tokens);
+        if (tree != nullptr) {
+            set_tree_keys();
+        } else {
+            tile.position = args.kv_lens[row] - (row_end - tile.token);
+            tile.begin = args.window > 0 ? larger(0, tile.position - args.window + 1) : 0;
+            tile.end = tile.ordered = larger(tile.begin, tile.position + tile.num_tokens);
+        }
         tile.first_partition = tile.begin / PARTITION;
         tile.num_partitions = ceil_div(tile.end, PARTITION) - tile.first_partition;
         const int64_t queries = tile.num_tokens * tiling.group;
@@ -114,6 +136,19 @@ struct TileWalk {
         totals.max_heads = larger(totals.max_heads, tile.heads);
         totals.max_heads_queries = larger(totals.max_heads_queries, queries * tile.heads);
         return true;
+    }
+
+    void set_tree_keys() {
+        int64_t least = tile.row_tokens, most = 0;
+        for (int64_t token = tile.token; token < tile.token + tile.num_tokens; token++) {
+            const int64_t depth = tree_depth(*tree, token, tile.row_tokens);
+            least = smaller(least, depth);
+            most = larger(most, depth);
+        }
+        tile.position = tile.ordered = args.kv_lens[row] - tile.row_tokens;
+        tile.begin = args.window > 0 ? larger(0, tile.position + smaller(0, least - args.window + 1)) : 0;
+        tile.end = tile.position + most + 1;
+        totals.max_tree_tokens = larger(totals.max_tree_tokens, tile.row_tokens);
     }
 };
 

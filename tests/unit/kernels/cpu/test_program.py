@@ -8,10 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.cpu import linear, native, norm
+from kernels.attention import AttentionBatch, AttentionSpec, TreeMask
+from kernels.cpu import attention, linear, native, norm
 from kernels.cpu.matrix import PackedLinear, pack
 from kernels.cpu.program import Program, Recording
 from tests.support.packed import needs_kernels, random_rows, using
@@ -73,6 +75,53 @@ def test_a_program_gives_what_its_calls_gave() -> None:
             program.run_in_parts(num_tokens, 1, lambda parts=parts: parts.append(1))
             assert torch.equal(program.results[0][:num_tokens], expected)
             assert len(parts) == 5
+
+
+def test_runs_with_trees_and_without() -> None:
+    num_tokens, num_rows, page_size = 12, 2, 4
+    table = torch.arange(20, dtype=torch.int32).view(2, 10)
+    kv = torch.randn(20, 2, page_size, 2, 16)
+    q_lens, kv_lens = np.array([7, 5], np.int32), torch.tensor([30, 11])
+    spec = AttentionSpec(0.25)
+    other = kv.flip(0)
+    q = torch.randn(num_tokens, 4, 16)
+    # Two branches below a root.
+    parents = [0, 0, 1, 0, 3, 4, 2]
+    visible, depths = torch.zeros(num_tokens, 7, dtype=torch.bool), torch.zeros(num_tokens, dtype=torch.int32)
+    for start, nodes in ((0, 7), (7, 5)):
+        visible[start, 0] = True
+        for node in range(1, nodes):
+            visible[start + node] = visible[start + parents[node]]
+            visible[start + node, node] = True
+            depths[start + node] = depths[start + parents[node]] + 1
+    tree = TreeMask(visible, depths)
+
+    def step(tree: TreeMask | None) -> AttentionBatch:
+        return AttentionBatch(q_lens, kv_lens, 30, table, page_size, tree)
+
+    with using(threads=2):
+        recording = Recording(num_tokens, num_rows)
+        with recording.taking():
+            # The second layer's queries are what the first gives.
+            first = attention.paged_attention(q, kv, step(None), spec)
+            program = recording.finish(attention.paged_attention(first, other, step(None), spec))
+            with pytest.raises(AssertionError, match="recorded without trees"):
+                attention.paged_attention(q, kv, step(tree), spec)
+        expected = {
+            with_tree: attention.paged_attention(
+                attention.paged_attention(q, kv, step(mask), spec), other, step(mask), spec
+            )
+            for with_tree, mask in ((False, None), (True, tree))
+        }
+        assert not torch.equal(expected[False], expected[True])
+        for with_tree in (False, True, False, True, True):
+            with program.trees.of(tree if with_tree else None, q_lens):
+                program.run(num_tokens, num_rows)
+            assert torch.equal(program.results[0], expected[with_tree])
+        with pytest.raises(KeyError), program.trees.of(tree, q_lens):
+            raise KeyError
+        program.run(num_tokens, num_rows)
+        assert torch.equal(program.results[0], expected[False])
 
 
 def test_buffers_are_reused() -> None:
