@@ -110,14 +110,16 @@ class ProgramForward:
 
     def verify(self, inputs: step.StepInputs, num_rows: int, max_kv_len: int, tree: TreeMask | None) -> Tensor:
         """See Forward."""
-        if tree is not None or inputs.tokens.data_ptr() != self._tokens.data_ptr():
+        if inputs.tokens.data_ptr() != self._tokens.data_ptr():
             return self._longer.verify(inputs, num_rows, max_kv_len, tree)
         num_tokens = len(inputs.tokens)
-        self._q_lens[:num_rows] = num_tokens // num_rows
-        if num_tokens > QUICK_TOKENS:
-            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
-        else:
-            self._pass.run(num_tokens, num_rows)
+        q_lens = self._q_lens[:num_rows]
+        q_lens[:] = num_tokens // num_rows
+        with self._pass.trees.of(tree, q_lens):
+            if num_tokens > QUICK_TOKENS:
+                self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
+            else:
+                self._pass.run(num_tokens, num_rows)
         return self._pass.results[0][:num_tokens]
 
     def release(self) -> None:

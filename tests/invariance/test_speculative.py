@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig, SpeculativeOptions
+from engine.config import EngineConfig, ModelOptions, SpeculativeOptions
 from engine.ipc.messages import Abort, Finish, unpack_u64
 from engine.model_files.types import ModelFiles
-from kernels.speculative import Drafts
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
 from scheduler_proc.worker.model_runner import ModelRunner
+from scheduler_proc.worker.program_forward import ProgramForward
 from scheduler_proc.worker.step_arrays import StepArrays
 from scheduler_proc.worker.verify_graphs import Verified, VerifyGraphs
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
 from tests.unit.worker.steps import Again
 
@@ -63,7 +65,6 @@ class Knowing:
         self._as_tree = as_tree
         self._rng = np.random.default_rng(3)
         self.hits = self.later_children = 0
-        self._last: tuple[Tensor, Drafts] | None = None
 
     def join(self, joins: Joins) -> None:
         assert joins.drafting is not None
@@ -75,7 +76,7 @@ class Knowing:
     def clear(self) -> None:
         self._of.clear()
 
-    def draft(self, rows: Tensor, num_drafts: int, longest: int) -> Drafts:
+    def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         tokens = torch.full((len(rows), num_drafts), -1, dtype=torch.int64)
         parents = torch.zeros_like(tokens)
         for index, slot in enumerate(rows.tolist()):
@@ -92,20 +93,20 @@ class Knowing:
                     continue
                 right[node] = right[parent] and kind > 1
                 tokens[index, node - 1] = text[place] if kind > 1 else self._rng.integers(0, self._vocab)
-        drafts = Drafts(tokens, parents if self._as_tree else None)
-        self._last = rows, drafts
-        return drafts
+        return Drafts(tokens, parents if self._as_tree else None)
 
-    def took(self, rows: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
-        if counts is None or self._last is None:
-            return
-        _, drafts = self._last
+    def took(self, rows: Tensor, tokens: Tensor) -> None:
+        """It knows anyway."""
+
+    def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
+        counts, drafts = taken.counts, nodes.drafts
         self.hits += int((counts - 1).clamp(min=0).sum())
         if drafts.parents is not None:
             for row in range(len(rows)):
                 children = drafts.tokens[row][drafts.parents[row] == 0].tolist()
-                found = int(counts[row]) > 1 and int(tokens[row, 0]) in children
-                self.later_children += found and children.index(int(tokens[row, 0])) > 0
+                first = int(taken.tokens[row, 0])
+                found = int(counts[row]) > 1 and first in children
+                self.later_children += found and children.index(first) > 0
 
 
 @pytest.fixture(scope="module")
@@ -327,3 +328,29 @@ def test_steps_as_graphs(
     got = run_together(harness, made)
     assert_same(f"graphs {device}", alone, got)
     assert replayed > 5 and harness.workload.num_accepted > 5
+
+
+@needs_kernels
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("device", "depth", "page_size", "as_tree"), [("cpu", 0, 16, True), ("delayed", 2, 1, True), ("cpu", 1, 7, False)]
+)
+def test_packed_weights_leave_no_bit_to_chance(
+    tiny: ModelFiles,
+    made: list[Case],
+    tmp_path: Path,
+    device: str,
+    depth: int,
+    page_size: int,
+    as_tree: bool,
+    kv_cache_dtype: str,
+) -> None:
+    """Integer kernels: whatever is drafted, the answers are those without drafts."""
+    packed = ModelOptions(quantization="int8", kv_cache_dtype=kv_cache_dtype)
+    alone = references(tmp_path, tiny, made, options=packed)
+    options = drafting(device=device, overlap_depth=depth, page_size=page_size, model=packed, chunked_prefill_size=64)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    drafter = knowing(harness, made, alone, as_tree=as_tree)
+    assert isinstance(runner_of(harness).forward, ProgramForward)
+    assert run_together(harness, made, stagger=1) == [reference.tokens for reference in alone]
+    assert harness.workload.num_accepted > 20 and (not as_tree or drafter.later_children > 3)

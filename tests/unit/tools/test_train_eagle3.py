@@ -1,0 +1,126 @@
+"""A head that learns: what it computes is what the engine computes with it, and it gets better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from engine.config import SpeculativeOptions
+from engine.model_files.types import ModelFiles, RopeConfig
+from scheduler_proc.speculative.eagle3 import Eagle3Spec
+from scheduler_proc.worker.cpu import CpuDevice
+from tests.support.matrix import config
+from tests.support.scheduler import Harness
+from tests.support.tiny_models import write_tiny_model
+from tests.unit.weights.files import hf_files
+from tools.draft_training.eagle3_module import Eagle3Module
+from tools.draft_training.target import Target
+from tools.draft_training.train_eagle3 import Text, Training, draft_vocabulary, train, write
+
+ANSWER = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    # Few tokens: what comes next can be learnt in seconds.
+    return hf_files(write_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer=False, vocab_size=60))
+
+
+def spec_of(vocab: int) -> Eagle3Spec:
+    return Eagle3Spec(64, 96, 4, 2, 16, 1e-5, RopeConfig(), vocab, (1, 2))
+
+
+def target_of(harness: Harness) -> Target:
+    assert isinstance(harness.device, CpuDevice)
+    return Target(harness.device._runner.decoder)
+
+
+def answered(harness: Harness, count: int, seed: int) -> list[Text]:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, 60, int(rng.integers(4, 20))).tolist() for _ in range(count)]
+    for number, prompt in enumerate(prompts, start=1000 * (seed + 1)):
+        harness.add(number, prompt, max_tokens=ANSWER)
+    harness.run()
+    return [
+        Text(np.array([*prompt, *harness.tokens[number]], np.int32), len(prompt))
+        for number, prompt in enumerate(prompts, start=1000 * (seed + 1))
+    ]
+
+
+def drafting(folder: Path, model: ModelFiles, head: Path) -> Harness:
+    speculative = SpeculativeOptions(
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path=str(head),
+        speculative_num_draft_tokens=4,
+        speculative_adaptive=False,
+    )
+    return Harness.of_model(folder, msgspec.structs.replace(config(), speculative=speculative), model)
+
+
+def test_it_computes_what_the_engine_does(model: ModelFiles, tmp_path: Path) -> None:
+    plain = Harness.of_model(tmp_path, config(), model)
+    (text, *_) = answered(plain, 3, seed=0)
+    target, vocabulary = target_of(plain), np.arange(5, 55)
+    module = Eagle3Module(spec_of(len(vocabulary)), 200, seed=3)
+    with torch.no_grad():
+        # As it will be written.
+        for parameter in module.parameters():
+            parameter.copy_(parameter.half().float())
+    write(module, vocabulary, target, tmp_path / "head")
+    harness = drafting(tmp_path, model, tmp_path / "head")
+    assert isinstance(harness.device, CpuDevice)
+    verifier = harness.device._runner.verifier
+    assert verifier is not None
+    seen: list[tuple[int, list[int]]] = []
+    draft = verifier.drafter.draft
+
+    def spy(*arguments: object) -> object:
+        drafts = draft(*arguments)  # type: ignore[arg-type]
+        seen.append((int(harness.slots.num_known[0]), drafts.tokens[0].tolist()))
+        return drafts
+
+    verifier.drafter.draft = spy  # type: ignore[method-assign, assignment]
+    harness.add(1, text.ids[: text.prompt_len].tolist(), max_tokens=ANSWER)
+    harness.run()
+    assert harness.tokens[1] == text.ids[text.prompt_len :].tolist() and len(seen) > 10
+    kept = torch.from_numpy(vocabulary)
+    for known, drafts in seen[:12]:
+        ids = np.concatenate((text.ids[:known], np.array(drafts, np.int32)))
+        states, _ = target([ids], module.spec.layers)
+        embeds = target.embed(torch.from_numpy(ids.astype(np.int64)))
+        with torch.no_grad():
+            found = module(embeds.clone().unsqueeze(0), states.clone().unsqueeze(0), len(drafts))
+        assert [int(kept[logits[0, known - 1].argmax()]) for logits in found] == drafts
+
+
+@pytest.mark.slow
+def test_it_learns(model: ModelFiles, tmp_path: Path) -> None:
+    plain = Harness.of_model(tmp_path, config(), model)
+    texts = answered(plain, 300, seed=1)
+    target = target_of(plain)
+    vocabulary = draft_vocabulary(texts, 50, 60)
+    told: list[str] = []
+    module = train(
+        target, texts, spec_of(50), vocabulary, Training(depth=3, rate=4e-3, batch_tokens=1024, epochs=12), told.append
+    )
+    write(module, vocabulary, target, tmp_path / "head")
+    harness = drafting(tmp_path, model, tmp_path / "head")
+    fresh = answered(plain, 12, seed=2)
+    for number, text in enumerate(fresh, start=1):
+        harness.add(number, text.ids[: text.prompt_len].tolist(), max_tokens=ANSWER)
+    harness.run()
+    assert [harness.tokens[n] for n in range(1, 13)] == [text.ids[text.prompt_len :].tolist() for text in fresh]
+    workload = harness.workload
+    length = 1 + workload.num_accepted / workload.num_verified
+    print("\n".join(told), f"accept length {length:.2f}", sep="\n")
+    # A model of random weights has little to learn.
+    assert length > 1.15
+
+
+def test_the_vocabulary_is_that_of_answers() -> None:
+    texts = [Text(np.array([9, 9, 9, 4, 4, 2], np.int32), 3), Text(np.array([7, 4, 1], np.int32), 1)]
+    assert draft_vocabulary(texts, 3, 10).tolist() in ([1, 2, 4],)
