@@ -77,7 +77,7 @@ class CudaBuild:
         decoder.widens_logits = options.deterministic
         sizes = self._measured(available, decoder, numerics.kv_dtype)
         sizes.log()
-        per_token = kv_bytes_per_token(decoder, numerics.kv_dtype)
+        per_token = kv_bytes_per_token(config, decoder, numerics.kv_dtype)
         num_tokens = self._group.least(
             sizes.kv_tokens(options.mem_fraction_static, options.max_total_tokens, per_token, config.page_size)
         )

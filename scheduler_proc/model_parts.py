@@ -26,7 +26,7 @@ from scheduler_proc.numerics import Numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.settle import context_length
 from scheduler_proc.speculative.eagle3_drafter import Eagle3Drafter
-from scheduler_proc.speculative.eagle3_files import load_head
+from scheduler_proc.speculative.eagle3_files import load_head, read_spec
 from scheduler_proc.speculative.ngram import NgramDrafter
 from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.weights.load import load_weights
@@ -81,8 +81,7 @@ def make_verifier(config: EngineConfig, decoder: Decoder, memory: Memory, kv_dty
             most=options.speculative_ngram_max_match_window_size,
         )
         return Verifier(kernels, drafter, slots, pages)
-    directory = Path(str(options.speculative_draft_model_path))
-    head = load_head(directory, kernels, decoder, decoder.dtype, memory.max_len + config.max_drafts)
+    head = load_head(_head_directory(config), kernels, decoder, decoder.dtype, memory.max_len + config.max_drafts)
     shape = head.spec
     pool = KVPool(
         1, memory.num_pages + 1, pages.page_size, shape.num_kv_heads, shape.head_dim, kv_dtype, decoder.device
@@ -90,6 +89,10 @@ def make_verifier(config: EngineConfig, decoder: Decoder, memory: Memory, kv_dty
     follower = Eagle3Drafter(head, decoder, slots, pages, pool.layers[0], memory.num_pages + 1)
     decoder.follower = follower
     return Verifier(kernels, follower, slots, pages, follower)
+
+
+def _head_directory(config: EngineConfig) -> Path:
+    return Path(str(config.speculative.speculative_draft_model_path))
 
 
 def load_decoder(
@@ -129,10 +132,15 @@ def weight_bytes(decoder: Decoder) -> int:
     return sum(tensor.nbytes for tensor in decoder.parameters().values())
 
 
-def kv_bytes_per_token(decoder: Decoder, kv_dtype: torch.dtype) -> int:
-    """Of a token in a KV pool."""
+def kv_bytes_per_token(config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+    """Of a token in a KV pool, and in that of a head that drafts."""
     shape = decoder.kv_shape
-    return bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
+    found = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
+    if config.speculative.speculative_algorithm != "EAGLE3":
+        return found
+    spec = read_spec(_head_directory(config), decoder.spec.hidden_size, decoder.spec.num_layers)
+    features = -(-spec.hidden_size * decoder.dtype.itemsize // config.page_size)
+    return found + bytes_per_token(1, spec.num_kv_heads, spec.head_dim, kv_dtype) + features
 
 
 def num_threads(config: EngineConfig, num_ranks: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.ipc.board import Board, Heartbeat
-from engine.ipc.messages import FlushCall, Stamps, StepOutput, TokenizedRequest, ToScheduler, pack_i32
+from engine.ipc.messages import FlushCall, RowReader, Stamps, StepOutput, TokenizedRequest, ToScheduler, pack_i32
 from engine.model_files.types import ModelFiles
 from engine.sampling import SamplingParams
 from scheduler_proc.build import build
@@ -49,11 +49,14 @@ class Inbox:
 
 
 class Outlet:
-    """Looks at what the scheduler says, and keeps none of it."""
+    """Looks at what the scheduler says, and keeps what it is asked to."""
 
     def __init__(self) -> None:
         self.cached_tokens: list[int] = []
         """Of each request that has started: prompt tokens that came from the prefix cache."""
+        self.answers: dict[int, list[int]] | None = None
+        """Tokens by request, where somebody has put a table here."""
+        self._rows = RowReader()
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises RuntimeError for a request that failed: its time would be worth nothing."""
@@ -62,6 +65,11 @@ class Outlet:
         if message.failed:
             raise RuntimeError(message.failed[0].error.message)
         self.cached_tokens += [started.cached_tokens for started in message.started]
+        if self.answers is not None:
+            at, ids = 0, np.frombuffer(message.tokens.tokens, np.int32)
+            for number, _, first, count, _, _ in self._rows.rows(message.tokens):
+                self.answers.setdefault(number, [])[first:] = ids[at : at + count].tolist()
+                at += count
 
 
 class MarkedDevice:
@@ -131,12 +139,15 @@ class Driver:
     def ask(self, prompts: Sequence[np.ndarray], max_tokens: int | Sequence[int]) -> None:
         """Greedy requests (int32 ids each) of just so many tokens, all or each; they run as the loop is turned."""
         counts = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
-        messages = []
         for prompt, count in zip(prompts, counts, strict=True):
-            self._number += 1
-            sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, seed=1)
-            messages.append(TokenizedRequest(self._number, 0, 0, "", pack_i32(prompt), sampling, True, b"", Stamps()))
-        self._inbox.put(messages)
+            self.request(prompt, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, seed=1))
+
+    def request(self, prompt: np.ndarray, sampling: SamplingParams) -> int:
+        """One request (int32 ids), and its number; it runs as the loop is turned."""
+        self._number += 1
+        message = TokenizedRequest(self._number, 0, 0, "", pack_i32(prompt), sampling, True, b"", Stamps())
+        self._inbox.put([message])
+        return self._number
 
     def finish(self) -> None:
         """Turn until nothing runs or waits."""
