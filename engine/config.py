@@ -281,6 +281,15 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
             extra={"auto": "none"},
         ),
     ] = None
+    speculative_num_steps: Annotated[
+        int, Meta(ge=1, le=64, description="With EAGLE3: how many tokens deep drafts are at most.")
+    ] = 5
+    speculative_eagle_topk: Annotated[
+        int,
+        Meta(
+            ge=1, le=16, description="With EAGLE3: so many likely tokens are followed at each depth; 1 drafts a chain."
+        ),
+    ] = 4
     speculative_num_draft_tokens: Annotated[
         int,
         Meta(
@@ -377,6 +386,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Drafted tokens of a request in a step at most; 0 = nobody drafts."""
         options = self.speculative
         return 0 if options.speculative_algorithm is None else options.speculative_num_draft_tokens - 1
+
+    @property
+    def draft_places(self) -> int:
+        """Places behind a request's last known token that drafting and verifying write to at most."""
+        options = self.speculative
+        if options.speculative_algorithm != "EAGLE3":
+            return self.max_drafts
+        return max(self.max_drafts, (options.speculative_num_steps - 1) * options.speculative_eagle_topk)
 
     def without_secrets(self) -> EngineConfig:
         """What processes and files beside the HTTP front may know."""

@@ -98,7 +98,7 @@ def verify_inputs(
     places = context.unsqueeze(1) + column
     usable = active.unsqueeze(1) & (places < end.unsqueeze(1)) & (column <= limits.most_drafts[rows].unsqueeze(1))
     usable[:, 1:] &= drafts.tokens >= 0
-    depths, visible = _tree_of(drafts, column)
+    depths, visible = tree_of(drafts, column)
     tokens = torch.cat((slots.last_token[rows].unsqueeze(1), drafts.tokens), dim=1).masked_fill(~usable, 0)
     columns = (places // page_size).clamp(max=slots.page_table.shape[1] - 1)
     pages = slots.page_table[rows.unsqueeze(1), columns].long()
@@ -112,8 +112,8 @@ def verify_inputs(
     return Nodes(drafts, context, usable, depths.to(torch.int32), context.unsqueeze(1) + depths + 1, visible)
 
 
-def _tree_of(drafts: Drafts, column: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Depths [n, K + 1], and for trees who sees whom [n, K + 1, K + 1]."""
+def tree_of(drafts: Drafts, column: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Depths int64 [n, K + 1], and for trees who sees whom, bool [n, K + 1, K + 1]. column: 0 to K."""
     num_rows, num_drafts = drafts.tokens.shape
     if drafts.parents is None:
         return column.expand(num_rows, -1), None

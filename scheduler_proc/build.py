@@ -141,6 +141,7 @@ def build_workload(
             seed=options.random_seed,
             most_common_rows=most_common_rows(config),
             least_common=LEAST_SAVED,
+            draft_places=config.draft_places,
         ),
         DraftBudget(config.max_drafts, clock, is_fixed=not config.speculative.speculative_adaptive)
         if config.max_drafts

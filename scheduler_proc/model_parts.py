@@ -62,7 +62,7 @@ def make_memory(
     longest = min(context_length(config, model), num_pages * page_size)
     num_stop_ids = MAX_STOP_IDS + len(model.config.eos_ids)
     # Drafts may lie behind the end of the longest text; nothing is written there.
-    most_pages = -(-(longest + config.max_drafts) // page_size)
+    most_pages = -(-(longest + config.draft_places) // page_size)
     slots = DeviceSlots(config.max_running_requests, most_pages, Transfer(decoder.device), num_stop_ids)
     return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
 
@@ -81,12 +81,21 @@ def make_verifier(config: EngineConfig, decoder: Decoder, memory: Memory, kv_dty
             most=options.speculative_ngram_max_match_window_size,
         )
         return Verifier(kernels, drafter, slots, pages)
-    head = load_head(_head_directory(config), kernels, decoder, decoder.dtype, memory.max_len + config.max_drafts)
+    head = load_head(_head_directory(config), kernels, decoder, decoder.dtype, memory.max_len + config.draft_places)
     shape = head.spec
     pool = KVPool(
         1, memory.num_pages + 1, pages.page_size, shape.num_kv_heads, shape.head_dim, kv_dtype, decoder.device
     )
-    follower = Eagle3Drafter(head, decoder, slots, pages, pool.layers[0], memory.num_pages + 1)
+    follower = Eagle3Drafter(
+        head,
+        decoder,
+        slots,
+        pages,
+        pool.layers[0],
+        memory.num_pages + 1,
+        num_steps=options.speculative_num_steps,
+        top_k=options.speculative_eagle_topk,
+    )
     decoder.follower = follower
     return Verifier(kernels, follower, slots, pages, follower)
 

@@ -23,6 +23,9 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_common: int = 1
     """Keys to be saved by going once through that, for plans to tell of it."""
 
+    draft_places: int = 0
+    """Places behind a row's last known token that a step with drafts writes to at most, if that is more than drafts."""
+
     def most_tokens(self, num_decode: int) -> int:
         """Of a step in which so many rows decode."""
         if num_decode == 0:

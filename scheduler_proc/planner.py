@@ -153,7 +153,7 @@ class Planner:
             return None
         num_drafts = budget.choose(len(rows), min(most, self.options.step_tokens // len(rows) - 1))
         size = num_drafts + 1
-        if num_drafts <= 0 or not self._make_room(rows, size):
+        if num_drafts <= 0 or not self._make_room(rows, max(size, self.options.draft_places + 1)):
             return None
         is_all = len(rows) == len(decode.rows)
         if not is_all or self._verified != (decode, self._rows_version):

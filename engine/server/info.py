@@ -56,6 +56,8 @@ SHOWN_OPTIONS = (
     "overlap_depth",
     "speculative_algorithm",
     "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
     "speculative_num_draft_tokens",
     "speculative_adaptive",
     "speculative_ngram_min_match_window_size",

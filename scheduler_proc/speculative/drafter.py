@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -12,6 +13,11 @@ from scheduler_proc.plan import Joins
 
 class Drafter(Protocol):
     """Lives beside the device's slots and works in the order of its steps, without waiting for the device."""
+
+    @property
+    def kv(self) -> Sequence[Tensor]:
+        """Pages of its own, by the model's ids: what is accepted moves in them as in the model's."""
+        ...
 
     def join(self, joins: Joins) -> None:
         """New occupants of slots."""

@@ -14,6 +14,8 @@ from scheduler_proc.worker.device_slots import DeviceSlots
 class NgramDrafter:
     """Chains by `kernels.speculative.ngram_drafts`."""
 
+    kv: tuple[Tensor, ...] = ()
+
     def __init__(self, kernels: KernelSet, slots: DeviceSlots, max_len: int, *, least: int, most: int) -> None:
         """max_len: tokens of a request at most; least, most: tokens of a match."""
         self._kernels = kernels

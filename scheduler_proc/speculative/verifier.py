@@ -93,7 +93,7 @@ class Verifier:
         taken = self._kernels.take_accepted(rows, nodes, drawn, self._slots.tensors, self._limits)
         if nodes.visible is not None:
             moves = moves_of(rows, nodes, taken, self._slots.page_table, self._pages.page_size)
-            for layer in self._pages.kv:
+            for layer in (*self._pages.kv, *self.drafter.kv):
                 self._kernels.compact_kv(layer.unsqueeze(0), *moves)
         self.drafter.verified(rows, nodes, taken)
         return taken

@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.config import EngineConfig, SpeculativeOptions
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts, VerifyLimits
-from tests.invariance.test_speculative import LENGTHS, TOKENS, runner_of
+from scheduler_proc.plan import Joins
+from tests.invariance.test_speculative import LENGTHS, TOKENS, Knowing, runner_of
 from tests.support.eagle3_heads import write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
@@ -33,11 +34,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_head(tmp_path_factory.mktemp("head"), tiny_config())
 
 
-def drafting(head: Path, **options: object) -> EngineConfig:
+def drafting(head: Path, top_k: int, **options: object) -> EngineConfig:
     speculative = SpeculativeOptions(
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=str(head),
-        speculative_num_draft_tokens=4,
+        speculative_num_steps=3,
+        speculative_eagle_topk=top_k,
+        speculative_num_draft_tokens=4 if top_k == 1 else 7,
         speculative_adaptive=False,
     )
     return msgspec.structs.replace(config(**options), speculative=speculative)
@@ -45,6 +48,7 @@ def drafting(head: Path, **options: object) -> EngineConfig:
 
 @pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("cpu", 2), ("delayed", 1), ("delayed", 2)])
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 7), (16, 4096)])
+@pytest.mark.parametrize("top_k", [1, 3])
 def test_matrix(
     tiny: ModelFiles,
     made: list[Case],
@@ -55,8 +59,9 @@ def test_matrix(
     depth: int,
     page_size: int,
     chunk: int,
+    top_k: int,
 ) -> None:
-    options = drafting(head, device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
+    options = drafting(head, top_k, device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
     harness = Harness.of_model(tmp_path, options, tiny)
     assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
     assert harness.workload.num_drafted > 0
@@ -65,9 +70,19 @@ def test_matrix(
 class Spy:
     """Keeps what was drafted, by the text before it."""
 
-    def __init__(self, harness: Harness, prompts: dict[int, list[int]]) -> None:
+    def __init__(self, harness: Harness, instead: Knowing | None = None) -> None:
+        """instead: what it drafts is verified."""
         runner = runner_of(harness)
         assert runner.verifier is not None
+        self._instead = instead
+        if instead is not None:
+            join = runner.verifier.drafter.join
+
+            def both(joins: Joins) -> None:
+                join(joins)
+                instead.join(joins)
+
+            runner.verifier.drafter.join = both  # type: ignore[method-assign]
         self._slots, self._harness = runner.slots, harness
         self._draft = runner.verifier.drafter.draft
         self.found: dict[tuple[int, ...], list[int]] = {}
@@ -76,18 +91,24 @@ class Spy:
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         drafts = self._draft(rows, num_drafts, longest, limits)
         host = self._harness.slots
-        for row, slot in zip(drafts.tokens.tolist(), rows.tolist(), strict=True):
+        parents = drafts.tokens.new_zeros(drafts.tokens.shape) if drafts.parents is None else drafts.parents
+        both = (drafts.tokens + 1000 * parents).tolist()
+        for row, slot in zip(both, rows.tolist(), strict=True):
             length = int(self._slots.seq_len[slot]) + 1
             assert length == int(host.num_known[slot])
             # Behind the end of an answer anything may be drafted.
             left = int(host.full_len[slot]) - length
-            self.found[tuple(host.tokens[slot, :length].tolist())] = row[: max(left - 1, 0)]
-        return drafts
+            self.found[tuple(host.tokens[slot, :length].tolist())] = row if left > 12 else []
+        return drafts if self._instead is None else self._instead.draft(rows, num_drafts, longest, limits)
 
 
-def test_drafts_follow_from_the_text_alone(tiny: ModelFiles, made: list[Case], head: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_drafts_follow_from_the_text_alone(
+    tiny: ModelFiles, made: list[Case], head: Path, tmp_path: Path, top_k: int
+) -> None:
     """Whole or in chunks, beside others or alone, from the prefix cache or computed, by steps of any kind."""
     greedy = [Case(case.prompt, TOKENS) for case in made]
+    alone = references(tmp_path, tiny, greedy)
     seen: list[dict[tuple[int, ...], list[int]]] = []
     for name, options, warm in (
         ("whole", {"chunked_prefill_size": 4096}, False),
@@ -95,23 +116,30 @@ def test_drafts_follow_from_the_text_alone(tiny: ModelFiles, made: list[Case], h
         ("page of 1", {"page_size": 1}, False),
         ("warm", {"page_size": 4}, True),
         ("retracted", {"page_size": 2, "max_total_tokens": 128, "schedule_conservativeness": 0.01}, False),
+        ("accepted", {"page_size": 2}, False),
     ):
-        harness = Harness.of_model(tmp_path, drafting(head, **options), tiny)
+        harness = Harness.of_model(tmp_path, drafting(head, top_k, **options), tiny)
         if warm:
             for number, case in enumerate(greedy, start=100):
                 harness.add(number, case.prompt, max_tokens=TOKENS - 5)
             harness.run()
-        spy = Spy(harness, {})
+        texts = [[*case.prompt, *reference.tokens] for case, reference in zip(greedy, alone, strict=True)]
+        is_told = name == "accepted"
+        spy = Spy(harness, Knowing(runner_of(harness), texts, as_tree=True) if is_told else None)
         for number, case in enumerate(greedy, start=1):
             harness.add(number, case.prompt, max_tokens=case.max_tokens)
         harness.run()
         if warm:
             assert sum(harness.cached[number] for number in range(1, len(greedy) + 1)) > 100
+        assert not is_told or harness.workload.num_accepted > 30
         assert name != "retracted" or harness.planner.num_retractions > 0
         seen.append(spy.found)
     for other in seen[1:]:
         both = seen[0].keys() & other.keys()
         assert len(both) > 40
         for text in both:
+            # Few rows leave room for more drafts.
             shared = min(len(seen[0][text]), len(other[text]))
-            assert seen[0][text][:shared] == other[text][:shared], len(text)
+            assert (top_k > 1 and len(seen[0][text]) != len(other[text])) or seen[0][text][:shared] == other[text][
+                :shared
+            ]

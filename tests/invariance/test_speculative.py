@@ -57,6 +57,8 @@ def runner_of(harness: Harness) -> ModelRunner:
 class Knowing:
     """Drafts what will come, amid much that will not: a node goes on rightly, wrongly, or not at all."""
 
+    kv: tuple[Tensor, ...] = ()
+
     def __init__(self, runner: ModelRunner, texts: list[list[int]], *, as_tree: bool) -> None:
         self._slots = runner.slots
         self._vocab = runner.decoder.spec.vocab_size

@@ -55,6 +55,7 @@ def drafting(folder: Path, model: ModelFiles, head: Path) -> Harness:
     speculative = SpeculativeOptions(
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=str(head),
+        speculative_eagle_topk=1,
         speculative_num_draft_tokens=4,
         speculative_adaptive=False,
     )
