@@ -19,7 +19,7 @@ KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
-SpeculativeAlgorithm = Literal["NGRAM", "EAGLE3"]
+SpeculativeAlgorithm = Literal["NGRAM", "EAGLE3", "STANDALONE"]
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -270,24 +270,28 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Who drafts. NGRAM: what came after the last tokens when they were in the text before; no "
             "model, for texts that repeat themselves or their prompt. EAGLE3: a head of one layer that was trained for "
-            "the model, of --speculative-draft-model-path.",
+            "the model, STANDALONE: a smaller model of the same vocabulary; both of --speculative-draft-model-path.",
             extra={"auto": "nobody"},
         ),
     ] = None
     speculative_draft_model_path: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Directory of the head that drafts: config.json and safetensors, as published.",
+            description="Directory of the head that drafts (config.json and safetensors, as published), or the model "
+            "that does, as --model.",
             extra={"auto": "none"},
         ),
     ] = None
     speculative_num_steps: Annotated[
-        int, Meta(ge=1, le=64, description="With EAGLE3: how many tokens deep drafts are at most.")
+        int, Meta(ge=1, le=64, description="With EAGLE3 and STANDALONE: how many tokens deep drafts are at most.")
     ] = 5
     speculative_eagle_topk: Annotated[
         int,
         Meta(
-            ge=1, le=16, description="With EAGLE3: so many likely tokens are followed at each depth; 1 drafts a chain."
+            ge=1,
+            le=16,
+            description="With EAGLE3 and STANDALONE: so many likely tokens are followed at each depth; 1 drafts a "
+            "chain.",
         ),
     ] = 4
     speculative_num_draft_tokens: Annotated[
@@ -391,7 +395,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def draft_places(self) -> int:
         """Places behind a request's last known token that drafting and verifying write to at most."""
         options = self.speculative
-        if options.speculative_algorithm != "EAGLE3":
+        if options.speculative_algorithm not in ("EAGLE3", "STANDALONE"):
             return self.max_drafts
         return max(self.max_drafts, (options.speculative_num_steps - 1) * options.speculative_eagle_topk)
 

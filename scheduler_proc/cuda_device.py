@@ -24,7 +24,6 @@ from scheduler_proc.model_parts import (
     load_decoder,
     log_pool,
     make_memory,
-    make_verifier,
     num_threads,
     weight_bytes,
 )
@@ -34,6 +33,7 @@ from scheduler_proc.parallel.group import Group
 from scheduler_proc.plan import Device
 from scheduler_proc.settle import context_length
 from scheduler_proc.speculative.budget import draft_sizes
+from scheduler_proc.speculative.make import Drafting
 from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
 from scheduler_proc.worker.device_memory import FRAGMENTATION, GRAPH_BYTES, DeviceMemory, free_bytes, peak_bytes
@@ -75,15 +75,16 @@ class CudaBuild:
         decoder = load_decoder(config, self._model, numerics, kernels, self._place, self._group)
         decoder.on_layer = self._on_layer
         decoder.widens_logits = options.deterministic
-        sizes = self._measured(available, decoder, numerics.kv_dtype)
+        drafting = Drafting(config, decoder, numerics.kv_dtype)
+        sizes = self._measured(available, decoder, drafting, numerics.kv_dtype)
         sizes.log()
-        per_token = kv_bytes_per_token(config, decoder, numerics.kv_dtype)
+        per_token = kv_bytes_per_token(decoder, numerics.kv_dtype) + drafting.bytes_per_token
         num_tokens = self._group.least(
             sizes.kv_tokens(options.mem_fraction_static, options.max_total_tokens, per_token, config.page_size)
         )
         memory = make_memory(config, self._model, decoder, num_tokens, numerics.kv_dtype)
         log_pool(memory, numerics.kv_dtype)
-        runner = self._runner(decoder, memory, numerics.kv_dtype)
+        runner = self._runner(decoder, memory, drafting)
         self._warm_up(runner, memory)
         return CudaDevice(runner), num_tokens
 
@@ -113,17 +114,17 @@ class CudaBuild:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    def _runner(self, decoder: Decoder, memory: Memory, kv_dtype: torch.dtype) -> ModelRunner:
+    def _runner(self, decoder: Decoder, memory: Memory, drafting: Drafting) -> ModelRunner:
         """One that launches kernel by kernel."""
-        verifier = make_verifier(self._config, decoder, memory, kv_dtype)
+        verifier = drafting.verifier(memory)
         forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
         mode = self._config.scheduler.logprobs_mode
         return ModelRunner(decoder, decoder.kernels, memory.kv_pool, memory.slots, forward, mode, verifier)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def _measured(self, available: int, decoder: Decoder, kv_dtype: torch.dtype) -> DeviceMemory:
-        step = self._step_bytes(decoder, kv_dtype)
+    def _measured(self, available: int, decoder: Decoder, drafting: Drafting, kv_dtype: torch.dtype) -> DeviceMemory:
+        step = self._step_bytes(decoder, drafting, kv_dtype)
         weights = weight_bytes(decoder)
         kernels = max(available - free_bytes() - weights, 0)
         graphs, max_rows = 0, self._config.cuda_graph_max_bs
@@ -136,7 +137,7 @@ class CudaBuild:
             graphs = step + num_graphs * GRAPH_BYTES
         return DeviceMemory(available, weights, kernels, step, graphs)
 
-    def _step_bytes(self, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+    def _step_bytes(self, decoder: Decoder, drafting: Drafting, kv_dtype: torch.dtype) -> int:
         """By a step as large as any, over a small pool."""
         config = self._config
         step_tokens = config.chunked_prefill_size
@@ -146,7 +147,7 @@ class CudaBuild:
         num_tokens = rows * (-(-(each + 2) // config.page_size)) * config.page_size
         memory = make_memory(config, self._model, decoder, num_tokens, kv_dtype)
         rehearsal = Rehearsal(
-            self._runner(decoder, memory, kv_dtype), memory.num_pages, config.page_size, memory.max_len
+            self._runner(decoder, memory, drafting), memory.num_pages, config.page_size, memory.max_len
         )
         q_lens = [min(each + (row < rest), memory.max_len) for row in range(rows)]
         # Kernels are not chosen by this step, which is like none in earnest.

@@ -16,13 +16,13 @@ from scheduler_proc.model_parts import (
     load_decoder,
     log_pool,
     make_memory,
-    make_verifier,
     num_threads,
     weight_bytes,
 )
 from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Alone, Group
 from scheduler_proc.plan import Device
+from scheduler_proc.speculative.make import Drafting
 from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
 from scheduler_proc.worker.forward import EagerForward, Forward
 from scheduler_proc.worker.model_runner import ModelRunner
@@ -61,7 +61,8 @@ def _cpu_device(
         raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
     decoder = load_decoder(config, model, numerics, kernels, torch.device("cpu"), group, f" threads={threads}")
     decoder.on_layer = on_layer
-    per_token = kv_bytes_per_token(config, decoder, numerics.kv_dtype)
+    drafting = Drafting(config, decoder, numerics.kv_dtype)
+    per_token = kv_bytes_per_token(decoder, numerics.kv_dtype) + drafting.bytes_per_token
     num_tokens = options.max_total_tokens
     if num_tokens is None and options.mem_fraction_static is not None:
         weights = weight_bytes(decoder)
@@ -70,7 +71,7 @@ def _cpu_device(
         num_tokens = default_tokens(per_token * group.size, page_size)
     num_tokens = group.least(num_tokens)
     memory = make_memory(config, model, decoder, num_tokens, numerics.kv_dtype)
-    verifier = make_verifier(config, decoder, memory, numerics.kv_dtype)
+    verifier = drafting.verifier(memory)
     forward: Forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
     # What follows the passes is not recorded.
     if numerics.packed and group.size == 1 and can_record(kernels) and decoder.follower is None:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -25,10 +24,6 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.settle import context_length
-from scheduler_proc.speculative.eagle3_drafter import Eagle3Drafter
-from scheduler_proc.speculative.eagle3_files import load_head, read_spec
-from scheduler_proc.speculative.ngram import NgramDrafter
-from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.weights.load import load_weights
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -65,43 +60,6 @@ def make_memory(
     most_pages = -(-(longest + config.draft_places) // page_size)
     slots = DeviceSlots(config.max_running_requests, most_pages, Transfer(decoder.device), num_stop_ids)
     return Memory(kv_pool, slots, Pages(kv_pool.layers, page_size, num_pages), num_pages, longest)
-
-
-def make_verifier(config: EngineConfig, decoder: Decoder, memory: Memory, kv_dtype: torch.dtype) -> Verifier | None:
-    """Who drafts and verifies; None: nobody does. Raises ModelFileError, ConfigError for a head that does not fit."""
-    options, kernels, slots, pages = config.speculative, decoder.kernels, memory.slots, memory.pages
-    if options.speculative_algorithm is None:
-        return None
-    if options.speculative_algorithm == "NGRAM":
-        drafter = NgramDrafter(
-            kernels,
-            slots,
-            memory.max_len,
-            least=options.speculative_ngram_min_match_window_size,
-            most=options.speculative_ngram_max_match_window_size,
-        )
-        return Verifier(kernels, drafter, slots, pages)
-    head = load_head(_head_directory(config), kernels, decoder, decoder.dtype, memory.max_len + config.draft_places)
-    shape = head.spec
-    pool = KVPool(
-        1, memory.num_pages + 1, pages.page_size, shape.num_kv_heads, shape.head_dim, kv_dtype, decoder.device
-    )
-    follower = Eagle3Drafter(
-        head,
-        decoder,
-        slots,
-        pages,
-        pool.layers[0],
-        memory.num_pages + 1,
-        num_steps=options.speculative_num_steps,
-        top_k=options.speculative_eagle_topk,
-    )
-    decoder.follower = follower
-    return Verifier(kernels, follower, slots, pages, follower)
-
-
-def _head_directory(config: EngineConfig) -> Path:
-    return Path(str(config.speculative.speculative_draft_model_path))
 
 
 def load_decoder(
@@ -141,15 +99,10 @@ def weight_bytes(decoder: Decoder) -> int:
     return sum(tensor.nbytes for tensor in decoder.parameters().values())
 
 
-def kv_bytes_per_token(config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-    """Of a token in a KV pool, and in that of a head that drafts."""
+def kv_bytes_per_token(decoder: Decoder, kv_dtype: torch.dtype) -> int:
+    """Of a token in a KV pool."""
     shape = decoder.kv_shape
-    found = bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
-    if config.speculative.speculative_algorithm != "EAGLE3":
-        return found
-    spec = read_spec(_head_directory(config), decoder.spec.hidden_size, decoder.spec.num_layers)
-    features = -(-spec.hidden_size * decoder.dtype.itemsize // config.page_size)
-    return found + bytes_per_token(1, spec.num_kv_heads, spec.head_dim, kv_dtype) + features
+    return bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kv_dtype)
 
 
 def num_threads(config: EngineConfig, num_ranks: int) -> int:

@@ -47,13 +47,13 @@ def _check_speculative(config: EngineConfig) -> None:
     options = config.speculative
     if options.speculative_algorithm is None:
         return
-    is_head, path = options.speculative_algorithm == "EAGLE3", options.speculative_draft_model_path
-    if is_head and path is None:
-        raise ConfigError("--speculative-algorithm EAGLE3 needs a head: --speculative-draft-model-path DIRECTORY.")
-    if is_head and not (Path(str(path)) / "config.json").is_file():
+    algorithm, path = options.speculative_algorithm, options.speculative_draft_model_path
+    if algorithm == "NGRAM" and path is not None:
+        raise ConfigError("--speculative-draft-model-path does not go with --speculative-algorithm NGRAM.")
+    if algorithm != "NGRAM" and path is None:
+        raise ConfigError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path.")
+    if algorithm == "EAGLE3" and not (Path(str(path)) / "config.json").is_file():
         raise ConfigError(f"--speculative-draft-model-path {path}: there is no config.json in such a directory.")
-    if path is not None and not is_head:
-        raise ConfigError("--speculative-draft-model-path goes with --speculative-algorithm EAGLE3 only.")
     if config.scheduler.device == "null":
         raise ConfigError("--speculative-algorithm needs a model, and --device null has none.")
     if config.process.tp_size > 1:

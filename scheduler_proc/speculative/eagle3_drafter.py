@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, TreeMask
-from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits, tree_of
+from kernels.attention import AttentionBatch
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
-from scheduler_proc.speculative.dynamic_tree import GrowingTree
+from scheduler_proc.speculative.beams import Beams
 from scheduler_proc.speculative.eagle3 import Eagle3Head
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -53,11 +53,6 @@ class Eagle3Drafter:
         """[n, K + 1, hidden]: of the last pass, if it was of nodes."""
         self._expected: tuple[Tensor, Tensor | None, Tensor | None] | None = None
 
-    @property
-    def most_places(self) -> int:
-        """Behind a row's text, that drafting writes to."""
-        return places_of(self._num_steps, self._top_k)
-
     # -- drafter ------------------------------------------------------------------------------------------------------
 
     def join(self, joins: Joins) -> None:
@@ -80,14 +75,16 @@ class Eagle3Drafter:
 
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
-        longest += self.most_places
-        longest = min(longest, self._slots.page_table.shape[1] * self._pages.page_size)
-        root = _Root(self, rows, longest, limits)
-        steps = min(self._num_steps, num_drafts)
-        width = min(self._top_k, num_drafts, self._head.spec.draft_vocab_size)
-        if width == 1:
-            return root.chain(steps, num_drafts)
-        return root.tree(steps, width, num_drafts)
+        beams = Beams(self._predict, self._ids, self._slots, self._pages, rows, self._of_slots[rows], longest, limits)
+        return beams.drafts(self._num_steps, min(self._top_k, self._head.spec.draft_vocab_size), num_drafts)
+
+    def _predict(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._head.next(self._decoder.embed(tokens), features, positions, batch, locations, self.kv[0])
+
+    def _ids(self, drafts: Tensor) -> Tensor:
+        return drafts + self._head.d2t[drafts]
 
     def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
         """See Drafter."""
@@ -149,108 +146,3 @@ class Eagle3Drafter:
         at_end = locations % page_size == page_size - 1
         self._of_pages[torch.where(at_end, locations // page_size, self._pages.scratch)] = features
         self._of_slots[rows] = last
-
-
-def places_of(num_steps: int, top_k: int) -> int:
-    """How many nodes drafting passes through a head: node 0, and all that are extended."""
-    return 1 + (num_steps - 1) * top_k
-
-
-class _Root:
-    """One round of drafts of some rows."""
-
-    def __init__(self, drafter: Eagle3Drafter, rows: Tensor, longest: int, limits: VerifyLimits) -> None:
-        """longest: places of a row at most, those of drafts included."""
-        slots, pages = drafter._slots, drafter._pages
-        self._head, self._decoder, self._kv = drafter._head, drafter._decoder, drafter.kv[0]
-        self._rows, self._slots, self._pages = rows, slots, pages
-        self._longest = longest
-        self._context = slots.seq_len[rows]
-        # The last token of a full answer needs no place.
-        self._end = limits.full_lens[rows] - 1
-        self._active = (self._context < self._end) & ~slots.ended[rows]
-        self._table = slots.page_table[rows, : -(-longest // pages.page_size)]
-        self._token, self._features = slots.last_token[rows], drafter._of_slots[rows]
-
-    def chain(self, steps: int, num_drafts: int) -> Drafts:
-        """The most likely token after each; -1 beyond `steps`."""
-        token, features = self._token, self._features
-        drafted: list[Tensor] = []
-        for ahead in range(steps):
-            logits, features = self._next(token, features, ahead)
-            best = logits.argmax(dim=-1)
-            token = best + self._head.d2t[best]
-            drafted.append(token)
-        none = [torch.full_like(token, -1)] * (num_drafts - steps)
-        return Drafts(torch.stack((*drafted, *none), dim=1))
-
-    def tree(self, steps: int, width: int, num_drafts: int) -> Drafts:
-        """The most likely of all nodes that `steps` beams of `width` came by."""
-        num_rows = len(self._rows)
-        logits, features = self._next(self._token, self._features, 0)
-        grown = GrowingTree.begin(*self._likeliest(logits, width))
-        # Of who comes before each node that goes through the head.
-        before = torch.cat((self._features.unsqueeze(1), features.unsqueeze(1).expand(-1, width, -1)), dim=1)
-        for _ in range(steps - 1):
-            tokens, parents = grown.extended()
-            logits, features = self._pass(torch.cat((self._token.unsqueeze(1), tokens), dim=1), parents, before)
-            grown.grow(*self._likeliest(logits[:, -width:], width))
-            # The next frontier's parents are nodes of this one.
-            _, parents = grown.extended()
-            index = parents[:, -width:].unsqueeze(2).expand(-1, -1, features.shape[2])
-            before = torch.cat((before, features.gather(1, index)), dim=1)
-        num = min(num_drafts, grown.tokens.shape[1])
-        drafts = grown.best(num)
-        if num == num_drafts:
-            return drafts
-        assert drafts.parents is not None
-        more = drafts.tokens.new_full((num_rows, num_drafts - num), -1)
-        return Drafts(torch.cat((drafts.tokens, more), 1), torch.cat((drafts.parents, torch.zeros_like(more)), 1))
-
-    def _likeliest(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Logarithms of probabilities, and the target's ids, of the most likely tokens."""
-        found = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
-        return found.values, found.indices + self._head.d2t[found.indices]
-
-    def _next(self, token: Tensor, features: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """One token of each row, `ahead` places behind its last one."""
-        place = self._context + ahead
-        usable, location = self._location(place.unsqueeze(1))
-        kv_lens = torch.where(usable.squeeze(1), place + 1, 1)
-        batch = AttentionBatch(
-            np.ones(len(place), np.int32), kv_lens, self._longest, self._table, self._pages.page_size
-        )
-        position = torch.where(usable.squeeze(1), place, 0)
-        embeds = self._decoder.embed(token)
-        return self._head.next(embeds, features, position, batch, location.squeeze(1), self._kv)
-
-    def _pass(self, tokens: Tensor, parents: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """All nodes [n, m], node 0 first: logits [n, m, vocab], features [n, m, hidden]. parents: [n, m - 1]."""
-        num_rows, size = tokens.shape
-        column = torch.arange(size, device=tokens.device)
-        depths, visible = tree_of(Drafts(tokens[:, 1:], parents), column)
-        assert visible is not None
-        usable, locations = self._location(self._context.unsqueeze(1) + column)
-        positions = torch.where(usable, self._context.unsqueeze(1) + depths, 0)
-        tree = TreeMask(visible.view(-1, size), depths.flatten().to(torch.int32))
-        kv_lens = torch.where(self._active, self._context + size, size)
-        batch = AttentionBatch(
-            np.full(num_rows, size, np.int32), kv_lens, self._longest, self._table, self._pages.page_size, tree=tree
-        )
-        logits, features = self._head.next(
-            self._decoder.embed(tokens.flatten()),
-            before.reshape(num_rows * size, -1),
-            positions.flatten(),
-            batch,
-            locations.flatten(),
-            self._kv,
-        )
-        return logits.view(num_rows, size, -1), features.view(num_rows, size, -1)
-
-    def _location(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the places [n, m] rows may write to, and where those are; others are nobody's."""
-        page_size = self._pages.page_size
-        usable = self._active.unsqueeze(1) & (places < self._end.unsqueeze(1))
-        columns = (places // page_size).clamp(max=self._slots.page_table.shape[1] - 1)
-        page = self._slots.page_table[self._rows.unsqueeze(1), columns].long()
-        return usable, torch.where(usable, page * page_size + places % page_size, self._pages.scratch_location)
