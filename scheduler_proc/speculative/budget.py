@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_KEEPS = 0.9
+_KEEPS = 0.95
 """How much of an average stays when a new value comes."""
+_DRIFT = 0.1
+"""How fast what was believed of deeper drafts gives way to what is seen of shallower ones."""
 _PROBE_LOSS = 0.01
 """Share of the time that steps may cost which only find out whether drafting would pay now."""
 _FIRST_PROBES = 2
 """Steps of each number of drafts before their time is believed: the first one may still prepare something."""
 _LEAST_PERIOD = 8
 """Steps between two probes at least, and at most."""
-_MOST_PERIOD = 200
+_MOST_PERIOD = 1000
 _DOUBT = 1.02
 """Drafting must be expected to be so much faster than not drafting."""
 
@@ -54,8 +56,8 @@ class DraftBudget:
         self._most = most
         self._clock = clock
         self._is_fixed = is_fixed
-        self._accepted = np.full(most, 0.5)
-        """How likely the i-th draft of a row is accepted, all before it included."""
+        self._chances = np.full(most, 0.5)
+        """How likely the i-th draft of a row is accepted, where all before it are."""
         self._times: dict[int, _Times] = {}
         self._began: float | None = None
         """When this turn began; None: its time says nothing."""
@@ -98,7 +100,7 @@ class DraftBudget:
 
     def _gain(self, times: _Times, size: int) -> float:
         """How much faster than without drafts."""
-        return (1.0 + float(self._accepted[:size].sum())) * times.seconds[0] / times.seconds[size]
+        return (1.0 + float(self._chances[:size].cumprod().sum())) * times.seconds[0] / times.seconds[size]
 
     def begin_turn(self) -> None:
         """A turn of the loop begins: the one before took what its step took, if it collected one and no more."""
@@ -117,14 +119,18 @@ class DraftBudget:
         self._ended = (num_rows, num_drafts) if self._began is not None else None
         if counts is None or drafted is None or not num_drafts:
             return
-        # Of the rows that move; those without a draft count as rejections, for they cost as much.
-        moved = counts > 0
-        if moved.any():
-            hits = (counts[moved, None] > np.arange(1, num_drafts + 1)).mean(axis=0)
-            share = (1 - _KEEPS) * min(1.0, float(moved.sum()) / 4 + 0.25)
-            self._accepted[:num_drafts] += share * (hits - self._accepted[:num_drafts])
-            # What is not drafted is accepted at most as often as what comes before it.
-            np.minimum.accumulate(self._accepted, out=self._accepted)
+        # Rows without a draft count as rejections, for they cost as much.
+        num_reached = int((counts > 0).sum())
+        for depth in range(num_drafts):
+            if num_reached == 0:
+                break
+            num_accepted = int((counts > depth + 1).sum())
+            share = 1.0 - _KEEPS**num_reached
+            self._chances[depth] += share * (num_accepted / num_reached - self._chances[depth])
+            num_reached = num_accepted
+        # Of what was not drafted nothing is known but what came before it.
+        deeper = self._chances[num_drafts:]
+        deeper += _DRIFT * (self._chances[num_drafts - 1] - deeper)
 
     def forget_turn(self) -> None:
         """What this turn takes says nothing: its step was of another kind, or the loop waits after it."""

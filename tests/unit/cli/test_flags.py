@@ -26,7 +26,7 @@ def other_value(option: Option) -> str | bool:
     if option.name in ("drain_timeout", "start_timeout"):
         return "12.5"
     shares = {"mem_fraction_static": "0.25", "max_pinned_share": "0.25"}
-    return {"page_size": "32", "overlap_depth": "2", **shares}.get(option.name, "17")
+    return {"page_size": "32", "overlap_depth": "2", "speculative_eagle_topk": "2", **shares}.get(option.name, "17")
 
 
 def test_no_arguments_are_the_defaults() -> None:
@@ -47,6 +47,16 @@ def test_every_option_by_flag_and_by_file(option: Option, tmp_path: Path) -> Non
     for key in (option.name, option.flag[2:]):
         file.write_text(f"{key}: '{text}'\n" if "text" in option.expected else f"{key}: {text}\n")
         assert parse(["--config", str(file)]) == by_flag
+
+
+def test_words_in_any_case(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("speculative-algorithm: NGram\nlog_level: INFO\n")
+    by_file = parse(["--config", str(file)])
+    assert by_file == parse(["--speculative-algorithm", "ngram", "--log-level", "info"])
+    assert by_file.speculative.speculative_algorithm == "NGRAM"
+    with pytest.raises(ConfigError, match="NGRAM"):
+        parse(["--speculative-algorithm", "ngrams"])
 
 
 def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
