@@ -191,6 +191,10 @@ class Streams:
                 state.unsent_logprobs.append(scored[index])
             ends_here = finish == Finish.STOP_TOKEN and index == len(tokens) - 1
             if not ends_here and push(token):
+                # The last token of a row is the model's own, those before it were drafted.
+                behind = min(max(len(tokens) - 2 - index, 0), state.accepted_drafts)
+                state.accepted_drafts -= behind
+                state.rejected_drafts += behind
                 self._tell_stop(state)
                 self._end(state, Finish.STOP_STRING, state.text.matched)
                 return

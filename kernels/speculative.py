@@ -85,8 +85,10 @@ def verify_inputs(
 ) -> Nodes:
     """Fill `out`, of n * (K + 1) tokens, for a step that verifies drafts of the slots `rows` (int64 [n]).
 
-    Nothing is written beyond a full answer's last place, and nothing of slots that have ended: such nodes have token 0
-    at position 0 and go to scratch_location. Every row has a length of K + 1 at least. The slots stay as they are.
+    Nodes that are not usable have token 0 at position 0. They are written to their places all the same, so that all the
+    pass reads of a row was written. But those behind the page of a full answer's last place, and those of slots
+    that have ended, go to scratch_location, and the row's page table names that page there. Every row has a length of
+    K + 1 at least. The slots stay as they are.
     """
     num_rows, num_drafts = drafts.tokens.shape
     size, device = num_drafts + 1, rows.device
@@ -102,12 +104,17 @@ def verify_inputs(
     tokens = torch.cat((slots.last_token[rows].unsqueeze(1), drafts.tokens), dim=1).masked_fill(~usable, 0)
     columns = (places // page_size).clamp(max=slots.page_table.shape[1] - 1)
     pages = slots.page_table[rows.unsqueeze(1), columns].long()
-    locations = (pages * page_size + places % page_size).masked_fill(~usable, scratch_location)
+    last_column = ((end - 1).clamp(min=0) // page_size).unsqueeze(1)
+    is_own = active.unsqueeze(1) & (places // page_size <= last_column)
+    locations = (pages * page_size + places % page_size).masked_fill(~is_own, scratch_location)
     out.tokens.copy_(tokens.flatten())
     out.positions.copy_((context.unsqueeze(1) + depths).masked_fill(~usable, 0).flatten())
     out.locations.copy_(locations.flatten())
     out.kv_lens.copy_(torch.where(active, context + size, size))
-    torch.index_select(slots.page_table[:, : out.page_table.shape[1]], 0, rows, out=out.page_table)
+    width = out.page_table.shape[1]
+    torch.index_select(slots.page_table[:, :width], 0, rows, out=out.page_table)
+    is_beyond = active.unsqueeze(1) & (torch.arange(width, device=device) > last_column)
+    out.page_table.masked_fill_(is_beyond, scratch_location // page_size)
     assert num_rows == len(rows)
     return Nodes(drafts, context, usable, depths.to(torch.int32), context.unsqueeze(1) + depths + 1, visible)
 
@@ -232,14 +239,20 @@ def ngram_drafts(
 
 
 def moves_of(
-    rows: Tensor, nodes: Nodes, taken: Taken, page_table: Tensor, page_size: int
+    rows: Tensor, nodes: Nodes, taken: Taken, page_table: Tensor, page_size: int, scratch_location: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `kernels.pages.compact_kv` must move of accepted nodes: sources, targets int64 [n, K], counts int64 [n]."""
+    """What `kernels.pages.compact_kv` must move of accepted nodes: sources, targets int64 [n, K], counts int64 [n].
+
+    Rows of which nothing moves name scratch_location only: who does nothing may own no page.
+    """
     context, way = nodes.context.unsqueeze(1), taken.way
     steps = torch.arange(1, way.shape[1], device=way.device)
 
+    counts = (taken.counts.long() - 1).clamp(min=0)
+
     def locations(places: Tensor) -> Tensor:
         columns = (places // page_size).clamp(max=page_table.shape[1] - 1)
-        return page_table[rows.unsqueeze(1), columns].long() * page_size + places % page_size
+        found = page_table[rows.unsqueeze(1), columns].long() * page_size + places % page_size
+        return found.masked_fill((counts == 0).unsqueeze(1), scratch_location)
 
-    return locations(context + way[:, 1:]), locations(context + steps), (taken.counts.long() - 1).clamp(min=0)
+    return locations(context + way[:, 1:]), locations(context + steps), counts

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NULL_POOL_TOKENS = 1 << 20
+MOST_DRAFTING_ROWS = 64
+"""On a CUDA device: where more decode, verifying takes as much longer as it gives, and much memory."""
 KV_EVENTS_TOPIC = "kv-events"
 
 
@@ -142,6 +144,7 @@ def build_workload(
             most_common_rows=most_common_rows(config),
             least_common=LEAST_SAVED,
             draft_places=config.draft_places,
+            most_drafting_rows=MOST_DRAFTING_ROWS if config.device == "cuda" else 1 << 30,
         ),
         DraftBudget(config.max_drafts, clock, is_fixed=not config.speculative.speculative_adaptive)
         if config.max_drafts

@@ -43,6 +43,7 @@ from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.prompt_graphs import token_sizes
 from scheduler_proc.worker.rehearsal import Rehearsal
 from scheduler_proc.worker.scores import DEVICE_PIECE_ROWS
+from scheduler_proc.worker.verify_graphs import MOST_ROWS
 from scheduler_proc.worker.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ class CudaBuild:
             sizes = [*graph_sizes(max_rows), *common_sizes(max_rows)]
             num_graphs = len(sizes) * (1 + len(Drawing))
             num_graphs += 2 * len(token_sizes(self._config.chunked_prefill_size))
-            num_graphs += len(graph_sizes(max_rows)) * len(draft_sizes(self._config.max_drafts)) * len(Drawing)
+            verified = graph_sizes(min(max_rows, MOST_ROWS))
+            num_graphs += len(verified) * len(draft_sizes(self._config.max_drafts)) * len(Drawing)
             # They share the memory of the largest, which needs no more than a step that is launched.
             graphs = step + num_graphs * GRAPH_BYTES
         return DeviceMemory(available, weights, kernels, step, graphs)
@@ -162,7 +164,12 @@ class CudaBuild:
         config, vocab = self._config, decoder.spec.vocab_size
         float32 = torch.float32.itemsize
         # A batch's logits widened, a piece of a prompt's, and the counts of all rows while their table grows.
-        widened = max(rows, DEVICE_PIECE_ROWS) * vocab * (float32 + decoder.dtype.itemsize)
+        nodes = min(rows, MOST_ROWS) * (config.max_drafts + 1) if config.max_drafts else 0
+        widened = max(rows, nodes, DEVICE_PIECE_ROWS) * vocab * (float32 + decoder.dtype.itemsize)
+        # What has been said, at each node; texts of slots.
+        widened += nodes * vocab * (torch.int32.itemsize + torch.bool.itemsize)
+        if config.max_drafts:
+            widened += (config.max_running_requests + 1) * context_length(config, self._model) * torch.int32.itemsize
         counts = config.max_running_requests * vocab * (torch.int32.itemsize + torch.bool.itemsize) * 3 // 2
         max_pages = -(-context_length(config, self._model) // config.page_size)
         # Of the slots, of a step, and of both kinds of graphs.

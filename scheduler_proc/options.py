@@ -23,6 +23,8 @@ class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_common: int = 1
     """Keys to be saved by going once through that, for plans to tell of it."""
 
+    most_drafting_rows: int = 1 << 30
+    """Steps of more rows verify no drafts."""
     draft_places: int = 0
     """Places behind a row's last known token that a step with drafts writes to at most, if that is more than drafts."""
 

@@ -149,7 +149,7 @@ class Planner:
         slots = self.slots
         rows = decode.rows[slots.least_planned[decode.index] < slots.last_planned[decode.index]]
         most = int(slots.most_drafts[rows].max(initial=0))
-        if most == 0:
+        if most == 0 or len(rows) > self.options.most_drafting_rows:
             return None
         num_drafts = budget.choose(len(rows), min(most, self.options.step_tokens // len(rows) - 1))
         size = num_drafts + 1
@@ -185,17 +185,20 @@ class Planner:
         )
 
     def _make_room(self, rows: np.ndarray, num_tokens: int) -> bool:
-        """Pages for so many more tokens of each of `rows`, as far as their answers go, if there are any to be had
-        without taking them from somebody who runs."""
+        """Pages for so many more tokens of each of `rows`, as far as their answers go, of those that are free: nobody's
+        cached prefix goes for drafts, and nobody who runs. False if they would leave less than a page for each."""
         slots, cache = self.slots, self.cache
         ends = np.minimum(slots.planned[rows] + num_tokens, slots.full_len[rows] - 1)
-        while True:
-            short = rows[cache.room_left(rows, ends) < 0]
-            if not len(short):
-                return True
-            if not all(cache.make_room(group, len(short)) for group in range(len(cache.groups))):
+        missing = np.maximum(-(-ends // cache.page_size) - cache.tables[0].num[rows], 0)
+        if not missing.any():
+            return True
+        if int(missing.sum()) + slots.num_used > min(pool.num_free for pool in cache.pools):
+            return False
+        while len(short := rows[cache.room_left(rows, ends) < 0]):
+            if any(pool.num_free < len(short) for pool in cache.pools):
                 return False
             self._take_pages(short)
+        return True
 
     def _found_common(self, rows: np.ndarray) -> np.ndarray | None:
         """StepPlan.common_lens, of a step of these rows alone."""
@@ -323,9 +326,10 @@ class Planner:
             if len(short) <= room:
                 break
             victim = self._victim()
-            if victim is None and not cache.in_flight and cache.drop_pin():
+            if victim is None and not cache.in_flight and not slots.slack.any() and cache.drop_pin():
                 continue
-            if cache.in_flight or victim is None:
+            # What steps in flight have verified may be less than was planned for: it is known soon.
+            if cache.in_flight or victim is None or slots.slack.any():
                 rows = rows[~np.isin(rows, short[room:])]
                 short = short[:room]
             else:

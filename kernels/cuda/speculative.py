@@ -233,7 +233,9 @@ def node_rows(
     tl.store(tokens + out, tl.where(usable, token, 0), mask=mask)
     tl.store(positions + out, tl.where(usable, context + depth, 0), mask=mask)
     location = page * PAGE_SIZE + place % PAGE_SIZE
-    tl.store(locations + out, tl.where(usable, location, scratch_location), mask=mask)
+    last_column = tl.maximum(end - 1, 0) // PAGE_SIZE
+    is_own = active & (place // PAGE_SIZE <= last_column)
+    tl.store(locations + out, tl.where(is_own, location, scratch_location), mask=mask)
     tl.store(usable_out + out, usable.to(tl.uint8), mask=mask)
     tl.store(depths_out + out, depth.to(tl.int32), mask=mask)
     tl.store(node_lens_out + out, context + depth + 1, mask=mask)
@@ -244,6 +246,7 @@ def node_rows(
     for first in range(0, used, PAGES):
         columns = first + tl.arange(0, PAGES)
         ids = tl.load(page_table + slot * table_stride + columns, mask=columns < used, other=0)
+        ids = tl.where(active & (columns > last_column), (scratch_location // PAGE_SIZE).to(tl.int32), ids)
         tl.store(out_table + row * out_stride + columns, ids, mask=columns < used)
 
 

@@ -12,14 +12,15 @@ _KEEPS = 0.95
 _DRIFT = 0.1
 """How fast what was believed of deeper drafts gives way to what is seen of shallower ones."""
 _PROBE_LOSS = 0.01
-"""Share of the time that steps may cost which only find out whether drafting would pay now."""
+"""Share of the time that steps may cost which only find out whether other numbers of drafts would pay now."""
 _FIRST_PROBES = 2
 """Steps of each number of drafts before their time is believed: the first one may still prepare something."""
-_LEAST_PERIOD = 8
-"""Steps between two probes at least, and at most."""
-_MOST_PERIOD = 1000
+_LEAST_PERIOD, _MOST_PERIOD = 16, 10_000
+"""Steps between two probes of a number of drafts at least, and at most."""
 _DOUBT = 1.02
 """Drafting must be expected to be so much faster than not drafting."""
+_UNKNOWN_COST = 1.2
+"""What a number of drafts that was never tried is believed to take, against the next smaller one."""
 
 
 def draft_sizes(most: int) -> tuple[int, ...]:
@@ -34,7 +35,9 @@ class _Times:
 
     seconds: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    until_probe: int = 0
+    chosen: dict[int, int] = field(default_factory=dict)
+    """The step that had a number of drafts last, counted over this class of rows."""
+    num_steps: int = 0
 
     def add(self, num_drafts: int, seconds: float) -> None:
         count = self.counts[num_drafts] = self.counts.get(num_drafts, 0) + 1
@@ -42,8 +45,24 @@ class _Times:
         if old is None or count <= _FIRST_PROBES:
             self.seconds[num_drafts] = seconds if old is None else min(old, seconds)
             return
-        # One step that something else held up says little.
-        self.seconds[num_drafts] = _KEEPS * old + (1 - _KEEPS) * min(seconds, 2 * old)
+        # One step that something else held up says little; one that came long after the last says more.
+        share = 0.5 if self.is_seldom(num_drafts) else 1 - _KEEPS
+        self.seconds[num_drafts] = (1 - share) * old + share * min(seconds, 2 * old)
+
+    def is_seldom(self, num_drafts: int) -> bool:
+        return self.num_steps > 10 * self.counts.get(num_drafts, 0)
+
+    def age(self, num_drafts: int) -> int:
+        """Steps since."""
+        return self.num_steps - self.chosen.get(num_drafts, 0)
+
+    def guess(self, sizes: list[int]) -> dict[int, float]:
+        """Seconds of steps without drafts and with so many."""
+        found, last = {}, self.seconds[0]
+        for size in (0, *sizes):
+            last = self.seconds.get(size, last * _UNKNOWN_COST)
+            found[size] = last
+        return found
 
 
 class DraftBudget:
@@ -72,35 +91,32 @@ class DraftBudget:
         if not sizes:
             return 0
         times = self._times.setdefault(_class(num_rows), _Times())
+        chosen = self._choice(times, sizes)
+        times.chosen[chosen] = times.num_steps
+        times.num_steps += 1
+        return chosen
+
+    def _choice(self, times: _Times, sizes: list[int]) -> int:
         if times.counts.get(0, 0) < _FIRST_PROBES:
             return 0
-        best, most_gain = 0, 0.0
-        for size in sizes:
-            if times.counts.get(size, 0) < _FIRST_PROBES:
-                # More drafts are tried when fewer pay already, or now and then.
-                if most_gain >= _DOUBT or best == 0:
-                    return self._probe(times, size) if times.counts.get(size, 0) else size
-                break
-            gain = self._gain(times, size)
-            if gain > most_gain:
-                best, most_gain = size, gain
-        if most_gain >= _DOUBT:
-            times.until_probe = 0
-            return best
-        return self._probe(times, best)
-
-    def _probe(self, times: _Times, size: int) -> int:
-        """`size` now and then, so that what it costs is a small share of the time; else no drafts."""
-        times.until_probe -= 1
-        if times.until_probe >= 0:
-            return 0
-        loss = max(times.seconds[size] / times.seconds[0] - 1.0, 0.0)
-        times.until_probe = min(max(int(loss / _PROBE_LOSS), _LEAST_PERIOD), _MOST_PERIOD)
-        return size
-
-    def _gain(self, times: _Times, size: int) -> float:
-        """How much faster than without drafts."""
-        return (1.0 + float(self._chances[:size].cumprod().sum())) * times.seconds[0] / times.seconds[size]
+        seconds = times.guess(sizes)
+        gained = 1.0 + np.concatenate((np.zeros(1), self._chances.cumprod().cumsum()))
+        rates = {size: float(gained[size]) / taken for size, taken in seconds.items()}
+        known = [size for size in (0, *sizes) if times.counts.get(size, 0) >= _FIRST_PROBES]
+        best = max(known, key=rates.__getitem__)
+        if rates[best] < _DOUBT * rates[0]:
+            best = 0
+        # Times and chances change: the others are tried again, the more seldom the more that costs.
+        for size in (0, *sizes):
+            if size == best:
+                continue
+            lost = max(seconds[size] * (1.0 - rates[size] / rates[best]), 0.0) / seconds[best]
+            period = min(max(lost * len(sizes) / _PROBE_LOSS, _LEAST_PERIOD), _MOST_PERIOD)
+            if size not in known and rates[size] >= _DOUBT * rates[best]:
+                period = 1
+            if times.age(size) >= period:
+                return size
+        return best
 
     def begin_turn(self) -> None:
         """A turn of the loop begins: the one before took what its step took, if it collected one and no more."""

@@ -92,7 +92,8 @@ class Verifier:
         where they belong."""
         taken = self._kernels.take_accepted(rows, nodes, drawn, self._slots.tensors, self._limits)
         if nodes.visible is not None:
-            moves = moves_of(rows, nodes, taken, self._slots.page_table, self._pages.page_size)
+            pages = self._pages
+            moves = moves_of(rows, nodes, taken, self._slots.page_table, pages.page_size, pages.scratch_location)
             for layer in (*self._pages.kv, *self.drafter.kv):
                 self._kernels.compact_kv(layer.unsqueeze(0), *moves)
         self.drafter.verified(rows, nodes, taken)

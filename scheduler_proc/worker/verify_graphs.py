@@ -18,7 +18,7 @@ from scheduler_proc.worker.graph_forward import Drawing, drawing_of, graph_sizes
 from scheduler_proc.worker.step_arrays import StepArrays, least_size
 
 MOST_ROWS = 64
-"""Steps of more rows have no graphs: where so many decode, drafts seldom pay."""
+"""Steps of more rows have no graphs; nor do the planner's have drafts."""
 
 
 @dataclass(frozen=True)

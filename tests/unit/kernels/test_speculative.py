@@ -69,7 +69,11 @@ def test_nodes(seed: int, as_tree: bool) -> None:
         length, end = int(case.slots.seq_len[slot]), int(case.limits.full_lens[slot]) - 1
         active = length < end and not bool(case.slots.ended[slot])
         assert int(case.inputs.kv_lens[row]) == (length + size if active else size)
-        assert case.inputs.page_table[row].tolist() == case.slots.page_table[slot].tolist()
+        pages = case.slots.page_table[slot].tolist()
+        if active:
+            own = (end - 1) // PAGE_SIZE + 1
+            pages[own:] = [SCRATCH // PAGE_SIZE] * (PAGES - own)
+        assert case.inputs.page_table[row].tolist() == pages
         for node in range(size):
             way = [node]
             while way[-1]:
@@ -83,7 +87,7 @@ def test_nodes(seed: int, as_tree: bool) -> None:
             assert int(nodes.kv_lens[row, node]) == length + len(way)
             expected = (token, length + len(way) - 1) if usable else (0, 0)
             assert (int(case.inputs.tokens[at]), int(case.inputs.positions[at])) == expected
-            if usable:
+            if active and place // PAGE_SIZE <= (end - 1) // PAGE_SIZE:
                 page = int(case.slots.page_table[slot, place // PAGE_SIZE])
                 assert int(case.inputs.locations[at]) == page * PAGE_SIZE + place % PAGE_SIZE
             else:
@@ -102,7 +106,7 @@ def test_what_is_accepted(seed: int, as_tree: bool) -> None:
     nodes = case.verify()
     took = take_accepted(case.rows, nodes, case.drawn, case.slots, case.limits)
     tokens, taken = took.tokens, took.counts
-    sources, targets, moved = moves_of(case.rows, nodes, took, case.slots.page_table, PAGE_SIZE)
+    sources, targets, moved = moves_of(case.rows, nodes, took, case.slots.page_table, PAGE_SIZE, SCRATCH)
     assert torch.equal(took.drafted, nodes.usable[:, 1:].sum(1))
     size = nodes.usable.shape[1]
     for row, slot in enumerate(case.rows.tolist()):
@@ -136,6 +140,8 @@ def test_what_is_accepted(seed: int, as_tree: bool) -> None:
             assert bool(case.slots.ended[slot]) == bool(before["ended"][slot])
             assert int(case.slots.last_token[slot]) == int(before["last_token"][slot])
         assert int(moved[row]) == max(len(expected) - 1, 0)
+        if not moved[row]:
+            assert {*sources[row].tolist(), *targets[row].tolist()} <= {SCRATCH}
         for index in range(int(moved[row])):
             for location, place in ((sources, length + path[index + 1]), (targets, length + index + 1)):
                 page = int(case.slots.page_table[slot, place // PAGE_SIZE])

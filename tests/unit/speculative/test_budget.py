@@ -16,11 +16,12 @@ class World:
         self.cost, self.chance, self.rows = cost, chance, rows
         self.budget = DraftBudget(most, lambda: self.now)
         self.rng = np.random.default_rng(seed)
+        self.base, self.jump = 0.01, 0.0
         self.tokens = 0
         self.drafts = 0
 
     def seconds(self, num_drafts: int) -> float:
-        return 0.01 * (1.0 + self.cost * num_drafts)
+        return self.base * (1.0 + self.cost * num_drafts + self.jump * (num_drafts > 0))
 
     def step(self, limit: int = 64) -> int:
         self.budget.begin_turn()
@@ -81,6 +82,24 @@ def test_it_notices_when_drafting_begins_to_pay_and_when_it_ends() -> None:
     world.chance = 0.0
     world.rate(300)
     assert world.rate(2000) > 0.97 * 100
+
+
+def test_it_notices_that_steps_without_drafts_have_become_faster() -> None:
+    """Long contexts ended: what a step cost without drafts was measured at another time."""
+    world = World(7, 0.02, 0.5)
+    world.base = 0.06
+    world.rate(500)
+    world.base, world.cost, world.chance = 0.01, 1.0, 0.0
+    world.rate(1500)
+    assert world.rate(2000) > 0.95 * 100
+
+
+def test_a_jump_in_cost_at_the_first_draft_hides_nothing() -> None:
+    """All rows of a step cost as much as the one with most drafts: the first draft is dear, the others are not."""
+    world = World(7, 0.0, 0.97, rows=8)
+    world.jump = 2.0
+    world.rate(4000)
+    assert world.rate(2000) > 0.9 * world.best()
 
 
 def test_no_more_than_the_limit() -> None:
