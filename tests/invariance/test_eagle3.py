@@ -12,7 +12,7 @@ from engine.config import EngineConfig, SpeculativeOptions
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts, VerifyLimits
 from scheduler_proc.plan import Joins
-from tests.invariance.test_speculative import LENGTHS, TOKENS, Knowing, runner_of
+from tests.invariance.test_speculative import LENGTHS, TOKENS, Knowing, halved, runner_of
 from tests.support.eagle3_heads import write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
@@ -46,9 +46,7 @@ def drafting(head: Path, top_k: int, **options: object) -> EngineConfig:
     return msgspec.structs.replace(config(**options), speculative=speculative)
 
 
-@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("cpu", 2), ("delayed", 1), ("delayed", 2)])
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 7), (16, 4096)])
-@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "top_k"), halved(("cpu", "delayed"), 3))
 def test_matrix(
     tiny: ModelFiles,
     made: list[Case],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,8 +35,15 @@ FULL = [
     for number, case in enumerate(
         itertools.product(["cpu", "delayed"], [0, 1, 2], [1, 16], [7, 64], ["ngram", "tree", "chain"])
     )
-    if number % 2 == 0
+    if number % 4 == 0
 ]
+
+
+def halved(devices: Sequence[str], top_k: int) -> list[Any]:
+    """Device, depth, page size, chunk and width of trees: every seventh of all is quick, the next ones are slow."""
+    every = itertools.product(devices, [0, 1, 2], [1, 16], [7, 64, 4096], [1, top_k])
+    kept = [case for number, case in enumerate(every) if number % 7 in (0, 3)]
+    return [case if number % 2 else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(kept)]
 
 
 def drafting(num_tokens: int = 6, **options: object) -> EngineConfig:

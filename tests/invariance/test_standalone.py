@@ -10,7 +10,7 @@ import pytest
 from engine.config import EngineConfig, SpeculativeOptions
 from engine.errors import ConfigError
 from engine.model_files.types import ModelFiles
-from tests.invariance.test_speculative import LENGTHS, TOKENS
+from tests.invariance.test_speculative import LENGTHS, TOKENS, halved
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
@@ -38,9 +38,7 @@ def drafting(drafter: str, top_k: int, **options: object) -> EngineConfig:
     return msgspec.structs.replace(config(**options), speculative=speculative)
 
 
-@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("delayed", 1), ("delayed", 2)])
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 7), (16, 4096)])
-@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "top_k"), halved(("cpu", "delayed"), 2))
 def test_matrix(
     tiny: ModelFiles,
     made: list[Case],

@@ -107,7 +107,9 @@ def test_a_node_gets_the_bits_of_decoding(isa: str, dtype: torch.dtype, shape: S
 
 @every_isa
 @every_dtype
-@pytest.mark.parametrize("before", [0, 1, 31, 63, 127, 200, 251, 256, 300])
+@pytest.mark.parametrize(
+    "before", [0, 31, 127, 256, *(pytest.param(before, marks=pytest.mark.slow) for before in (1, 63, 200, 251, 300))]
+)
 def test_contexts(isa: str, dtype: torch.dtype, before: int) -> None:
     """Of one row, on the direct way and on that of panels."""
     for nodes in (2, 8, 30):

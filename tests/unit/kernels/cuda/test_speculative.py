@@ -15,7 +15,7 @@ from tests.unit.kernels.test_speculative import PAGE_SIZE, PAGES, SCRATCH, Case
 
 
 @pytest.mark.parametrize("as_tree", [False, True])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_nodes_and_what_is_accepted(
     seed: int, as_tree: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_rows_of_the_scratch_slot(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("block", [4, 1024])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_texts(seed: int, block: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "TEXT_BLOCK", block)
     rng = random.Random(seed)
