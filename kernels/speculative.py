@@ -87,8 +87,8 @@ def verify_inputs(
 
     Nodes that are not usable have token 0 at position 0. They are written to their places all the same, so that all the
     pass reads of a row was written. But those behind the page of a full answer's last place, and those of slots
-    that have ended, go to scratch_location, and the row's page table names that page there. Every row has a length of
-    K + 1 at least. The slots stay as they are.
+    that have ended, go to scratch_location, and the row's page table names the row's first page there. Every row has a
+    length of K + 1 at least. The slots stay as they are.
     """
     num_rows, num_drafts = drafts.tokens.shape
     size, device = num_drafts + 1, rows.device
@@ -114,7 +114,7 @@ def verify_inputs(
     width = out.page_table.shape[1]
     torch.index_select(slots.page_table[:, :width], 0, rows, out=out.page_table)
     is_beyond = active.unsqueeze(1) & (torch.arange(width, device=device) > last_column)
-    out.page_table.masked_fill_(is_beyond, scratch_location // page_size)
+    out.page_table.copy_(torch.where(is_beyond, out.page_table[:, :1], out.page_table))
     assert num_rows == len(rows)
     return Nodes(drafts, context, usable, depths.to(torch.int32), context.unsqueeze(1) + depths + 1, visible)
 

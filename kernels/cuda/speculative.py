@@ -243,10 +243,12 @@ def node_rows(
     tl.store(kv_lens + row, length)
     tl.store(context_out + row, context)
     used = tl.minimum((length + (PAGE_SIZE - 1)) // PAGE_SIZE, width).to(tl.int32)
+    # It is written all over where the row is longer than it.
+    first_page = tl.load(page_table + slot * table_stride)
     for first in range(0, used, PAGES):
         columns = first + tl.arange(0, PAGES)
         ids = tl.load(page_table + slot * table_stride + columns, mask=columns < used, other=0)
-        ids = tl.where(active & (columns > last_column), (scratch_location // PAGE_SIZE).to(tl.int32), ids)
+        ids = tl.where(active & (columns > last_column), first_page, ids)
         tl.store(out_table + row * out_stride + columns, ids, mask=columns < used)
 
 

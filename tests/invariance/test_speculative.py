@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from engine.config import EngineConfig, ModelOptions, SpeculativeOptions
@@ -26,6 +27,8 @@ from scheduler_proc.worker.verify_graphs import Verified, VerifyGraphs
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
+from tests.support.tiny_models import write_tiny_model
+from tests.unit.weights.files import hf_files
 from tests.unit.worker.steps import Again
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
@@ -365,3 +368,26 @@ def test_packed_weights_leave_no_bit_to_chance(
     assert isinstance(runner_of(harness).forward, ProgramForward)
     assert run_together(harness, made, stagger=1) == [reference.tokens for reference in alone]
     assert harness.workload.num_accepted > 20 and (not as_tree or drafter.later_children > 3)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_what_is_not_a_number_stays_with_its_request(tmp_path: Path, page_size: int) -> None:
+    """Drafts read no place that nobody wrote: it may hold what a request left that failed."""
+    folder = write_tiny_model(tmp_path / "model", tokenizer=False)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][7] = np.nan
+    save_file(tensors, path)
+    options = drafting(8, page_size=page_size, max_total_tokens=512, chunked_prefill_size=64)
+    harness = Harness.of_model(tmp_path, options, hf_files(folder))
+    harness.add(1, [5, 6, 7, 8] * 50, max_tokens=10)
+    harness.run()
+    assert set(harness.errors) == {1}
+    rng = np.random.default_rng(0)
+    for number in range(2, 26):
+        pattern = rng.integers(8, 400, int(rng.integers(2, 6))).tolist()
+        harness.add(number, (pattern * 30)[: int(rng.integers(4, 60))], max_tokens=30, logit_bias=((7, -100.0),))
+        if number % 4 == 0:
+            harness.run()
+    harness.run()
+    assert set(harness.errors) == {1} and harness.workload.num_accepted > 20

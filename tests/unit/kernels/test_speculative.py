@@ -72,7 +72,7 @@ def test_nodes(seed: int, as_tree: bool) -> None:
         pages = case.slots.page_table[slot].tolist()
         if active:
             own = (end - 1) // PAGE_SIZE + 1
-            pages[own:] = [SCRATCH // PAGE_SIZE] * (PAGES - own)
+            pages[own:] = pages[:1] * len(pages[own:])
         assert case.inputs.page_table[row].tolist() == pages
         for node in range(size):
             way = [node]
