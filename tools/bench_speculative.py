@@ -5,8 +5,8 @@
 
 Chats of generated prompts whose topics no head was trained on (tools/draft_training/prompts.py), answered greedily, as
 many at a time as --batch says, each time the same ones; the second of two rounds counts. `none` drafts nothing; a
-method drafts as much as pays, and with `!` (NGRAM!) always as much as it may. Accept length: tokens of a row of a step with
-drafts. Equal: answers with the same tokens as without drafts (in bfloat16 near ties may go either way).
+method drafts as much as pays, and with `!` (NGRAM!) always as much as it may. Accept length: tokens of a row of a step
+with drafts. Equal: answers with the same tokens as without drafts (in bfloat16 near ties may go either way).
 """
 
 from __future__ import annotations
