@@ -278,6 +278,7 @@ def test_drafts_without_pages_are_left_out(
     assert harness.planner.num_retractions == 0
 
 
+@pytest.mark.slow
 def test_a_storm_of_cancels(tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     options = drafting(

@@ -12,13 +12,18 @@ from torch import Tensor
 from kernels.attention import TreeMask
 from kernels.cpu import attention
 from kernels.cpu.tree import MAX_TREE_TOKENS
-from tests.support.packed import every_isa, needs_kernels, using
+from tests.support.packed import instruction_sets, needs_kernels, using
 from tests.support.paged_rows import Context, Shape, Step
 
 pytestmark = needs_kernels
 
+INSTRUCTIONS = instruction_sets()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+# All of them take minutes: the one that this machine runs is quick, the others are slow.
+every_isa = pytest.mark.parametrize(
+    "isa", [isa if isa == INSTRUCTIONS[-1] else pytest.param(isa, marks=pytest.mark.slow) for isa in INSTRUCTIONS]
+)
 SMALL = Shape(9, 3, 64)
 SHAPES = (SMALL, Shape(2, 2, 64), Shape(8, 2, 128), Shape(3, 1, 128), Shape(4, 1, 40))
 # (nodes, context before the step) of each row: paths end before, on and after the edges of blocks and partitions.
