@@ -25,7 +25,7 @@ from scheduler_proc.plan import Device
 from scheduler_proc.planner import Planner
 from scheduler_proc.settle import context_length, mixed_chunk_size
 from scheduler_proc.slots import Slots
-from scheduler_proc.speculative.budget import DraftBudget
+from scheduler_proc.speculative.budget import MOST_CUDA_ROWS, DraftBudget
 from scheduler_proc.worker.null import NullDevice
 from scheduler_proc.workload import GenerateWorkload
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NULL_POOL_TOKENS = 1 << 20
-MOST_DRAFTING_ROWS = 64
-"""On a CUDA device: where more decode, verifying takes as much longer as it gives, and much memory."""
 KV_EVENTS_TOPIC = "kv-events"
 
 
@@ -144,7 +142,7 @@ def build_workload(
             most_common_rows=most_common_rows(config),
             least_common=LEAST_SAVED,
             draft_places=config.draft_places,
-            most_drafting_rows=MOST_DRAFTING_ROWS if config.device == "cuda" else 1 << 30,
+            most_drafting_rows=MOST_CUDA_ROWS if config.device == "cuda" else 1 << 30,
         ),
         DraftBudget(config.max_drafts, clock, is_fixed=not config.speculative.speculative_adaptive)
         if config.max_drafts

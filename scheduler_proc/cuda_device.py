@@ -32,7 +32,7 @@ from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Group
 from scheduler_proc.plan import Device
 from scheduler_proc.settle import context_length
-from scheduler_proc.speculative.budget import draft_sizes
+from scheduler_proc.speculative.budget import MOST_CUDA_ROWS, draft_sizes
 from scheduler_proc.speculative.make import Drafting
 from scheduler_proc.worker.capture import CudaCapture
 from scheduler_proc.worker.cuda import CudaDevice
@@ -43,7 +43,6 @@ from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.prompt_graphs import token_sizes
 from scheduler_proc.worker.rehearsal import Rehearsal
 from scheduler_proc.worker.scores import DEVICE_PIECE_ROWS
-from scheduler_proc.worker.verify_graphs import MOST_ROWS
 from scheduler_proc.worker.warm_up import WarmUp
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class CudaBuild:
             sizes = [*graph_sizes(max_rows), *common_sizes(max_rows)]
             num_graphs = len(sizes) * (1 + len(Drawing))
             num_graphs += 2 * len(token_sizes(self._config.chunked_prefill_size))
-            verified = graph_sizes(min(max_rows, MOST_ROWS))
+            verified = graph_sizes(min(max_rows, MOST_CUDA_ROWS))
             num_graphs += len(verified) * len(draft_sizes(self._config.max_drafts)) * len(Drawing)
             # They share the memory of the largest, which needs no more than a step that is launched.
             graphs = step + num_graphs * GRAPH_BYTES
@@ -164,7 +163,7 @@ class CudaBuild:
         config, vocab = self._config, decoder.spec.vocab_size
         float32 = torch.float32.itemsize
         # A batch's logits widened, a piece of a prompt's, and the counts of all rows while their table grows.
-        nodes = min(rows, MOST_ROWS) * (config.max_drafts + 1) if config.max_drafts else 0
+        nodes = min(rows, MOST_CUDA_ROWS) * (config.max_drafts + 1) if config.max_drafts else 0
         widened = max(rows, nodes, DEVICE_PIECE_ROWS) * vocab * (float32 + decoder.dtype.itemsize)
         # What has been said, at each node; texts of slots.
         widened += nodes * vocab * (torch.int32.itemsize + torch.bool.itemsize)

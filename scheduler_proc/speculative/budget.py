@@ -22,6 +22,10 @@ _DOUBT = 1.02
 _UNKNOWN_COST = 1.2
 """What a number of drafts that was never tried is believed to take, against the next smaller one."""
 
+MOST_CUDA_ROWS = 64
+"""Steps of more rows draft nothing on a CUDA device, and have no graphs that verify: where more rows decode, verifying
+takes as much longer as it gives, and much memory."""
+
 
 def draft_sizes(most: int) -> tuple[int, ...]:
     """Numbers of drafts that steps may have: 1, 2, 4 and so on, and `most`."""

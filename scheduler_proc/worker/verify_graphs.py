@@ -10,15 +10,13 @@ from torch import Tensor
 
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
+from scheduler_proc.speculative.budget import MOST_CUDA_ROWS
 from scheduler_proc.speculative.verifier import Verifier
 from scheduler_proc.worker.capture import Capture, Captured
 from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
 from scheduler_proc.worker.forward import Forward
 from scheduler_proc.worker.graph_forward import Drawing, drawing_of, graph_sizes
 from scheduler_proc.worker.step_arrays import StepArrays, least_size
-
-MOST_ROWS = 64
-"""Steps of more rows have no graphs; nor do the planner's have drafts."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class VerifyGraphs:
         max_len: int,
     ) -> None:
         """forward: what runs the pass, kernel by kernel; max_len: tokens of a request at most."""
-        self.sizes = graph_sizes(min(max_rows, MOST_ROWS))
+        self.sizes = graph_sizes(min(max_rows, MOST_CUDA_ROWS))
         self.draft_sizes = draft_sizes
         self._decoder = decoder
         self._slots = slots

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from torch import Tensor
 
-from engine.config import EngineConfig, SpeculativeOptions
+from engine.config import EngineConfig
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts, VerifyLimits
 from scheduler_proc.plan import Joins
-from tests.invariance.test_speculative import LENGTHS, TOKENS, Knowing, halved, runner_of
+from tests.invariance.test_speculative import Knowing, halved, runner_of
 from tests.support.eagle3_heads import write_head
-from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, references, run_together
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import tiny_config
-
-
-@pytest.fixture(scope="module")
-def made(tiny: ModelFiles) -> list[Case]:
-    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    return references(tmp_path_factory.mktemp("alone"), tiny, made)
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +24,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafting(head: Path, top_k: int, **options: object) -> EngineConfig:
-    speculative = SpeculativeOptions(
-        speculative_algorithm="EAGLE3",
-        speculative_draft_model_path=str(head),
-        speculative_num_steps=3,
-        speculative_eagle_topk=top_k,
-        speculative_num_draft_tokens=4 if top_k == 1 else 7,
-        speculative_adaptive=False,
-    )
-    return msgspec.structs.replace(config(**options), speculative=speculative)
+    return drafting_with("EAGLE3", str(head), top_k, **options)
 
 
 @pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "top_k"), halved(("cpu", "delayed"), 3))

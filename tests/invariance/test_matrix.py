@@ -11,22 +11,10 @@ import pytest
 from engine.ipc.messages import Abort, Finish
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
-from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.matrix import TOKENS, Case, Reference, assert_same, cases, config, references, run_together
 from tests.support.scheduler import Harness
 
-LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
-TOKENS = 24
 FULL = list(itertools.product(["cpu", "delayed"], [0, 1, 2], [1, 16], [1, 7, 64, 4096]))
-
-
-@pytest.fixture(scope="module")
-def made(tiny: ModelFiles) -> list[Case]:
-    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    return references(tmp_path_factory.mktemp("alone"), tiny, made)
 
 
 @pytest.mark.parametrize(("device", "depth", "page_size", "chunk"), FULL)

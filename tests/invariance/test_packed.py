@@ -9,23 +9,16 @@ import pytest
 from engine.config import ModelOptions
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
-from tests.support.matrix import Case, Reference, cases, config, references, run_together
+from tests.support.matrix import TOKENS, Case, Reference, cases, config, references, run_together
 from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
 
 pytestmark = needs_kernels
 
-LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
-TOKENS = 24
 KINDS = {
     "float16": ModelOptions(quantization="int8"),
     "int8": ModelOptions(quantization="int8", kv_cache_dtype="int8"),
 }
-
-
-@pytest.fixture(scope="module")
-def made(tiny: ModelFiles) -> list[Case]:
-    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
 
 
 @pytest.fixture(scope="module", params=list(KINDS))

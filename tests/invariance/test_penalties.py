@@ -26,11 +26,6 @@ def made(tiny: ModelFiles) -> list[Case]:
     return [Case(case.prompt, TOKENS, KINDS[index % len(KINDS)]) for index, case in enumerate(plain)]
 
 
-@pytest.fixture(scope="module")
-def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    return references(tmp_path_factory.mktemp("alone"), tiny, made)
-
-
 def test_the_adjustments_matter(made: list[Case], alone: list[Reference], tiny: ModelFiles, tmp_path: Path) -> None:
     plain = references(tmp_path, tiny, [Case(case.prompt, TOKENS) for case in made])
     changed = [a.tokens != b.tokens for a, b in zip(alone, plain, strict=True)]

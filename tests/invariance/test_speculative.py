@@ -24,15 +24,13 @@ from scheduler_proc.worker.model_runner import ModelRunner
 from scheduler_proc.worker.program_forward import ProgramForward
 from scheduler_proc.worker.step_arrays import StepArrays
 from scheduler_proc.worker.verify_graphs import Verified, VerifyGraphs
-from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.matrix import TOKENS, Case, Reference, assert_same, config, references, run_together
 from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
 from tests.unit.weights.files import hf_files
 from tests.unit.worker.steps import Again
 
-LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
-TOKENS = 24
 FULL = [
     case
     for number, case in enumerate(
@@ -121,16 +119,6 @@ class Knowing:
                 first = int(taken.tokens[row, 0])
                 found = int(counts[row]) > 1 and first in children
                 self.later_children += found and children.index(first) > 0
-
-
-@pytest.fixture(scope="module")
-def made(tiny: ModelFiles) -> list[Case]:
-    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    return references(tmp_path_factory.mktemp("alone"), tiny, made)
 
 
 @pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "kind"), FULL)

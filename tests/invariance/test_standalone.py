@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from engine.config import EngineConfig, SpeculativeOptions
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model_files.types import ModelFiles
-from tests.invariance.test_speculative import LENGTHS, TOKENS, halved
-from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.invariance.test_speculative import halved
+from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, run_together
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
 
 
-@pytest.fixture(scope="module")
-def made(tiny: ModelFiles) -> list[Case]:
-    return cases(tiny.config.vocab_size, LENGTHS, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: ModelFiles, made: list[Case], tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
-    return references(tmp_path_factory.mktemp("alone"), tiny, made)
-
-
 def drafting(drafter: str, top_k: int, **options: object) -> EngineConfig:
-    speculative = SpeculativeOptions(
-        speculative_algorithm="STANDALONE",
-        speculative_draft_model_path=drafter,
-        speculative_num_steps=3,
-        speculative_eagle_topk=top_k,
-        speculative_num_draft_tokens=4 if top_k == 1 else 7,
-        speculative_adaptive=False,
-    )
-    return msgspec.structs.replace(config(**options), speculative=speculative)
+    return drafting_with("STANDALONE", drafter, top_k, **options)
 
 
 @pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "top_k"), halved(("cpu", "delayed"), 2))

@@ -9,15 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
-from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulerOptions
+from engine.config import EngineConfig, ModelOptions, ProcessOptions, SchedulerOptions, SpeculativeOptions
 from engine.model_files.types import ModelFiles
 from scheduler_proc.worker.cpu import CpuDevice
 from tests.support.scheduler import Harness
 
 CLOSE = 1e-4
+LENGTHS = [1, 2, 15, 16, 17, 31, 40, 64, 65, 90, 5, 33]
+"""Tokens of the prompts that most of the matrix is run with: around the ends of pages and of chunks."""
+TOKENS = 24
+"""Of their answers."""
 
 
 @dataclass
@@ -45,6 +50,19 @@ def config(*, threads: int = 1, model: ModelOptions | None = None, **options: ob
         scheduler=SchedulerOptions(**{**base, **options}),
         process=ProcessOptions(cpu_threads=threads),
     )
+
+
+def drafting_with(algorithm: str, drafter: str, top_k: int, **options: object) -> EngineConfig:
+    """A head or a model drafts in every step, three tokens deep; options as for `config`."""
+    speculative = SpeculativeOptions(
+        speculative_algorithm=algorithm,
+        speculative_draft_model_path=drafter,
+        speculative_num_steps=3,
+        speculative_eagle_topk=top_k,
+        speculative_num_draft_tokens=4 if top_k == 1 else 7,
+        speculative_adaptive=False,
+    )
+    return msgspec.structs.replace(config(**options), speculative=speculative)
 
 
 def cases(vocab_size: int, lengths: list[int], max_tokens: int, seed: int = 0) -> list[Case]:
