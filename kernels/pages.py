@@ -17,6 +17,15 @@ def gather_pages(page_table: Tensor, rows: Tensor, kv_lens: Tensor, page_size: i
     return table.masked_fill(torch.arange(num_columns, device=table.device) >= used.unsqueeze(1), 0)
 
 
+def pages_of(page_table: Tensor, rows: Tensor, places: Tensor, page_size: int) -> Tensor:
+    """Pages, int64 [n, m], that hold the places [n, m] of the rows (int64 [n]) of a page table.
+
+    Places behind the end of the table are given the page in its last column.
+    """
+    columns = (places // page_size).clamp(max=page_table.shape[1] - 1)
+    return page_table[rows.unsqueeze(1), columns].long()
+
+
 def page_lists(page_table: Tensor, kv_lens: Tensor, page_size: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """A step's pages as one list, row after row (FlashInfer's format).
 

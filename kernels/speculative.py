@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import TreeMask
+from kernels.pages import pages_of
 from kernels.step import SlotTensors, StepInputs
 
 
@@ -102,8 +103,7 @@ def verify_inputs(
     usable[:, 1:] &= drafts.tokens >= 0
     depths, visible = tree_of(drafts, column)
     tokens = torch.cat((slots.last_token[rows].unsqueeze(1), drafts.tokens), dim=1).masked_fill(~usable, 0)
-    columns = (places // page_size).clamp(max=slots.page_table.shape[1] - 1)
-    pages = slots.page_table[rows.unsqueeze(1), columns].long()
+    pages = pages_of(slots.page_table, rows, places, page_size)
     last_column = ((end - 1).clamp(min=0) // page_size).unsqueeze(1)
     is_own = active.unsqueeze(1) & (places // page_size <= last_column)
     locations = (pages * page_size + places % page_size).masked_fill(~is_own, scratch_location)
@@ -251,8 +251,7 @@ def moves_of(
     counts = (taken.counts.long() - 1).clamp(min=0)
 
     def locations(places: Tensor) -> Tensor:
-        columns = (places // page_size).clamp(max=page_table.shape[1] - 1)
-        found = page_table[rows.unsqueeze(1), columns].long() * page_size + places % page_size
+        found = pages_of(page_table, rows, places, page_size) * page_size + places % page_size
         return found.masked_fill((counts == 0).unsqueeze(1), scratch_location)
 
     return locations(context + way[:, 1:]), locations(context + steps), counts

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, TreeMask
+from kernels.pages import pages_of
 from kernels.speculative import Drafts, VerifyLimits, tree_of
 from scheduler_proc.speculative.dynamic_tree import GrowingTree
 from scheduler_proc.worker.device_slots import DeviceSlots
@@ -134,6 +135,5 @@ class Beams:
         """Which of the places [n, m] rows may write to, and where those are; others are nobody's."""
         page_size = self._pages.page_size
         usable = self._active.unsqueeze(1) & (places < self._end.unsqueeze(1))
-        columns = (places // page_size).clamp(max=self._slots.page_table.shape[1] - 1)
-        page = self._slots.page_table[self._rows.unsqueeze(1), columns].long()
+        page = pages_of(self._slots.page_table, self._rows, places, page_size)
         return usable, torch.where(usable, page * page_size + places % page_size, self._pages.scratch_location)

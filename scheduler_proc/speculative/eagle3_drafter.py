@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.pages import pages_of
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
@@ -98,8 +99,7 @@ class Eagle3Drafter:
         self._of_slots[rows] = torch.where((counts > 0).unsqueeze(1), last, self._of_slots[rows])
         step = torch.arange(found.shape[1], device=rows.device)
         places = nodes.context.unsqueeze(1) + step
-        columns = (places // page_size).clamp(max=self._slots.page_table.shape[1] - 1)
-        page = self._slots.page_table[rows.unsqueeze(1), columns].long()
+        page = pages_of(self._slots.page_table, rows, places, page_size)
         ends = (step < counts.unsqueeze(1)) & (places % page_size == page_size - 1)
         self._of_pages[torch.where(ends, page, self._pages.scratch).flatten()] = found.view(-1, hidden)
 
