@@ -350,10 +350,20 @@ async def test_an_answer_that_nobody_read(http: Http, fake: FakeClient) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_the_whole_batch(http: Http, fake: FakeClient, stream: bool) -> None:
     fake.script.hang_after_texts = True
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            response = await generate(http, text=["a", "b", "c"], stream=stream)
-            await response.read()
+
+    async def ask() -> None:
+        response = await generate(http, text=["a", "b", "c"], stream=stream)
+        await response.read()
+
+    client = asyncio.create_task(ask())
+    async with asyncio.timeout(10):
+        while len(fake.generations) < 3:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert not client.done()
+    client.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await client
     for _ in range(100):
         if fake.in_flight == 0:
             break
