@@ -57,6 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--intermediate-size", type=count, help="of the head; default: the model's")
     parser.add_argument("--depth", type=count, default=5, help="steps it is unrolled for; default: %(default)s")
     parser.add_argument("--epochs", type=count, default=3, help="default: %(default)s")
+    parser.add_argument("--most-seconds", type=float, help="of training; default: as long as the epochs take")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; default: %(default)s")
     parser.add_argument("--batch-tokens", type=count, default=8192, help="default: %(default)s")
     parser.add_argument("--eval-prompts", type=count, default=64, help="of each kind; default: %(default)s")
@@ -116,7 +117,13 @@ def learn(options: argparse.Namespace, config: EngineConfig, model: ModelFiles, 
         draft_vocab_size=len(vocabulary),
         layers=layers,
     )
-    how = Training(options.depth, rate=options.rate, batch_tokens=options.batch_tokens, epochs=options.epochs)
+    how = Training(
+        options.depth,
+        rate=options.rate,
+        batch_tokens=options.batch_tokens,
+        epochs=options.epochs,
+        most_seconds=options.most_seconds,
+    )
     module = train(target, texts, head, vocabulary, how, lambda line: print(line, flush=True))
     write(module, vocabulary, target, options.out)
     size = (options.out / "model.safetensors").stat().st_size

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, TreeMask
-from kernels.pages import pages_of
-from kernels.speculative import Drafts, VerifyLimits, tree_of
+from kernels.speculative import Drafts, tree_of
 from scheduler_proc.speculative.dynamic_tree import GrowingTree
-from scheduler_proc.worker.device_slots import DeviceSlots
-from scheduler_proc.worker.forward import Pages
-
-MOST_PLACES = 64 * 16
-"""Behind a row's text, that any number of steps and beams writes to."""
+from scheduler_proc.speculative.room import Room
 
 
 class Predict(Protocol):
@@ -35,28 +30,12 @@ class Beams:
     """One round of drafts of some rows."""
 
     def __init__(
-        self,
-        predict: Predict,
-        ids: Callable[[Tensor], Tensor],
-        slots: DeviceSlots,
-        pages: Pages,
-        rows: Tensor,
-        features: Tensor,
-        longest: int,
-        limits: VerifyLimits,
+        self, predict: Predict, ids: Callable[[Tensor], Tensor], room: Room, last_token: Tensor, features: Tensor
     ) -> None:
-        """ids: the target's, of the drafter's; rows: int64 [n], slots; features: [n, size], what predict takes for
-        their last tokens; longest: tokens of a row at most."""
-        self._predict, self._ids = predict, ids
-        self._rows, self._slots, self._pages = rows, slots, pages
-        # Behind the text, too, are places that drafts are written to: as many as the table has room for.
-        self._longest = longest = min(longest + MOST_PLACES, slots.page_table.shape[1] * pages.page_size)
-        self._context = slots.seq_len[rows]
-        # The last token of a full answer needs no place.
-        self._end = limits.full_lens[rows] - 1
-        self._active = (self._context < self._end) & ~slots.ended[rows]
-        self._table = slots.page_table[rows, : -(-longest // pages.page_size)]
-        self._token, self._features = slots.last_token[rows], features
+        """ids: the target's, of the drafter's; last_token: int64 [n], of the rows; features: [n, size], what predict
+        takes for those."""
+        self._predict, self._ids, self._room = predict, ids, room
+        self._token, self._features = last_token, features
 
     def drafts(self, num_steps: int, top_k: int, num_drafts: int) -> Drafts:
         """The num_drafts most likely nodes, num_steps deep at most, of top_k that are extended at each depth."""
@@ -77,7 +56,7 @@ class Beams:
 
     def _tree(self, steps: int, width: int, num_drafts: int) -> Drafts:
         """The most likely of all nodes that `steps` beams of `width` came by."""
-        num_rows = len(self._rows)
+        num_rows = len(self._token)
         logits, features = self._next(self._token, self._features, 0)
         grown = GrowingTree.begin(*self._likeliest(logits, width))
         # Of who comes before each node that goes through the head.
@@ -105,35 +84,27 @@ class Beams:
 
     def _next(self, token: Tensor, features: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """One token of each row, `ahead` places behind its last one."""
-        place = self._context + ahead
-        usable, location = self._location(place.unsqueeze(1))
+        room = self._room
+        place = room.context + ahead
+        usable, location = room.locations(place.unsqueeze(1))
         kv_lens = torch.where(usable.squeeze(1), place + 1, 1)
-        batch = AttentionBatch(
-            np.ones(len(place), np.int32), kv_lens, self._longest, self._table, self._pages.page_size
-        )
+        batch = AttentionBatch(np.ones(len(place), np.int32), kv_lens, room.longest, room.table, room.page_size)
         position = torch.where(usable.squeeze(1), place, 0)
         return self._predict(token, features, position, batch, location.squeeze(1))
 
     def _pass(self, tokens: Tensor, parents: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """All nodes [n, m], node 0 first: logits [n, m, vocab], features [n, m, hidden]. parents: [n, m - 1]."""
+        room = self._room
         num_rows, size = tokens.shape
         column = torch.arange(size, device=tokens.device)
         depths, visible = tree_of(Drafts(tokens[:, 1:], parents), column)
         assert visible is not None
-        usable, locations = self._location(self._context.unsqueeze(1) + column)
-        positions = torch.where(usable, self._context.unsqueeze(1) + depths, 0)
+        usable, locations = room.locations(room.context.unsqueeze(1) + column)
+        positions = torch.where(usable, room.context.unsqueeze(1) + depths, 0)
         tree = TreeMask(visible.view(-1, size), depths.flatten().to(torch.int32))
-        kv_lens = torch.where(self._active, self._context + size, size)
-        batch = AttentionBatch(
-            np.full(num_rows, size, np.int32), kv_lens, self._longest, self._table, self._pages.page_size, tree=tree
-        )
+        kv_lens = torch.where(room.active, room.context + size, size)
+        q_lens = np.full(num_rows, size, np.int32)
+        batch = AttentionBatch(q_lens, kv_lens, room.longest, room.table, room.page_size, tree=tree)
         flat = before.reshape(num_rows * size, before.shape[2])
         logits, features = self._predict(tokens.flatten(), flat, positions.flatten(), batch, locations.flatten())
         return logits.view(num_rows, size, -1), features.view(num_rows, size, before.shape[2])
-
-    def _location(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the places [n, m] rows may write to, and where those are; others are nobody's."""
-        page_size = self._pages.page_size
-        usable = self._active.unsqueeze(1) & (places < self._end.unsqueeze(1))
-        page = pages_of(self._slots.page_table, self._rows, places, page_size)
-        return usable, torch.where(usable, page * page_size + places % page_size, self._pages.scratch_location)

@@ -13,6 +13,7 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.beams import Beams
 from scheduler_proc.speculative.eagle3 import Eagle3Head
+from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
 
@@ -76,7 +77,8 @@ class Eagle3Drafter:
 
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
-        beams = Beams(self._predict, self._ids, self._slots, self._pages, rows, self._of_slots[rows], longest, limits)
+        room = Room(self._slots, self._pages, rows, longest, limits)
+        beams = Beams(self._predict, self._ids, room, self._slots.last_token[rows], self._of_slots[rows])
         return beams.drafts(self._num_steps, min(self._top_k, self._head.spec.draft_vocab_size), num_drafts)
 
     def _predict(

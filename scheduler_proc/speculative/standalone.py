@@ -9,6 +9,7 @@ from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.beams import Beams
+from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
 
@@ -48,7 +49,8 @@ class StandaloneDrafter:
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
         nothing = self._slots.sampling.temperature.new_zeros(len(rows), 0)
-        beams = Beams(self._predict, _same, self._slots, self._pages, rows, nothing, longest, limits)
+        room = Room(self._slots, self._pages, rows, longest, limits)
+        beams = Beams(self._predict, _same, room, self._slots.last_token[rows], nothing)
         return beams.drafts(self._num_steps, self._top_k, num_drafts)
 
     def _predict(

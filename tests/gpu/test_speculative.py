@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from engine.config import ModelOptions, SpeculativeOptions
-from tests.support.device_matrix import Run, TinyModel, configured, tiny_model
+from tests.support.device_matrix import FAMILIES, Run, TinyModel, configured, tiny_model
+from tests.support.eagle3_heads import write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, references
 from tests.support.scheduler import Harness
+from tests.support.tiny_models import tiny_config, write_tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,14 +42,26 @@ def alone(model: TinyModel, made: list[Case], tmp_path_factory: pytest.TempPathF
     return references(tmp_path_factory.mktemp("alone"), model.files, made, options=FLOAT32)
 
 
-def harness_of(folder: Path, model: TinyModel, run: Run, **options: Any) -> Harness:
-    speculative = SpeculativeOptions(
-        speculative_algorithm="NGRAM",
-        speculative_num_draft_tokens=5,
-        speculative_adaptive=False,
-        speculative_ngram_min_match_window_size=1,
-    )
-    config = configured("cuda", run, model=FLOAT32, cuda_graph_max_bs=8, **options)
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What drafts, by the algorithm that needs it: nearly the model itself, for one."""
+    head = write_head(tmp_path_factory.mktemp("head"), tiny_config(**FAMILIES["llama"][1]), head_dim=64)
+    same = write_tiny_model(tmp_path_factory.mktemp("same"), **FAMILIES["llama"][1])
+    return {"STANDALONE": str(same), "EAGLE3": str(head)}
+
+
+NGRAM = SpeculativeOptions(
+    speculative_algorithm="NGRAM",
+    speculative_num_draft_tokens=5,
+    speculative_adaptive=False,
+    speculative_ngram_min_match_window_size=1,
+)
+
+
+def harness_of(
+    folder: Path, model: TinyModel, run: Run, speculative: SpeculativeOptions = NGRAM, **options: Any
+) -> Harness:
+    config = configured("cuda", run, cuda_graph_max_bs=8, model=FLOAT32, **options)
     return Harness.of_model(folder, msgspec.structs.replace(config, speculative=speculative), model.files)
 
 
@@ -65,6 +79,40 @@ def test_answers(
 ) -> None:
     run = Run(company=True, chunk=64, cache="cold", page_size=16, depth=depth, graphs=graphs, small_pool=small_pool)
     harness = harness_of(tmp_path, model, run)
+    assert_answers(harness, str(run), made, alone)
+
+
+@pytest.mark.parametrize(("depth", "graphs", "small_pool"), [(0, False, False), (1, True, False), (2, True, True)])
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE"])
+def test_answers_with_a_model_that_drafts(
+    model: TinyModel,
+    made: list[Case],
+    alone: list[Reference],
+    drafters: dict[str, str],
+    tmp_path: Path,
+    algorithm: str,
+    top_k: int,
+    depth: int,
+    graphs: bool,
+    small_pool: bool,
+) -> None:
+    run = Run(company=True, chunk=64, cache="cold", page_size=16, depth=depth, graphs=graphs, small_pool=small_pool)
+    speculative = SpeculativeOptions(
+        speculative_algorithm=algorithm,
+        speculative_draft_model_path=drafters[algorithm],
+        speculative_num_steps=3,
+        speculative_eagle_topk=top_k,
+        speculative_num_draft_tokens=4 if top_k == 1 else 7,
+        speculative_adaptive=False,
+    )
+    harness = harness_of(tmp_path, model, run, speculative)
+    assert_answers(harness, f"{algorithm} {top_k} {run}", made, alone)
+    assert algorithm != "STANDALONE" or harness.workload.num_accepted > 100
+
+
+def assert_answers(harness: Harness, label: str, made: list[Case], alone: list[Reference]) -> None:
+    """Those without drafts, and there were drafts."""
     try:
         for number, case in enumerate(made, start=1):
             harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling)
@@ -73,7 +121,7 @@ def test_answers(
         assert not harness.errors
     finally:
         harness.device.close()
-    assert_same(str(run), alone, [harness.tokens[number] for number in range(1, len(made) + 1)])
+    assert_same(label, alone, [harness.tokens[number] for number in range(1, len(made) + 1)])
     assert harness.workload.num_verified > 0
 
 

@@ -17,7 +17,7 @@ def write_head(
     """For a target's config.json; `overrides` are keys of the head's (None removes a key)."""
     from safetensors.numpy import save_file
 
-    hidden, inner, heads, kv_heads, dim = target["hidden_size"], 96, 4, 2, 16
+    hidden, inner, heads, kv_heads, dim = target["hidden_size"], 96, 4, 2, overrides.get("head_dim", 16)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": hidden,

@@ -41,6 +41,8 @@ class Training:
     """Share of the steps in which the rate grows."""
     batch_tokens: int = 8192
     epochs: int = 2
+    most_seconds: float | None = None
+    """Fewer steps are made, and the rate falls accordingly, where all would take longer."""
     most_len: int = 640
     """Tokens of a text that are looked at."""
     seed: int = 0
@@ -76,6 +78,10 @@ def train(
     for _ in range(how.epochs):
         for index in rng.permutation(len(batches)).tolist():
             share = step / total
+            if how.most_seconds is not None:
+                share = max(share, (time.monotonic() - begin) / how.most_seconds)
+            if share >= 1.0:
+                break
             rate = min(share / how.warm_up, 1.0) * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * share)))
             for group in optimiser.param_groups:
                 group["lr"] = how.rate * max(rate, 1e-3)
