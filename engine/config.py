@@ -19,7 +19,9 @@ KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
-SpeculativeAlgorithm = Literal["NGRAM", "EAGLE3", "STANDALONE"]
+SpeculativeAlgorithm = Literal["NGRAM", "EAGLE", "EAGLE2", "EAGLE3", "STANDALONE"]
+DRAFT_HEADS = ("EAGLE", "EAGLE2", "EAGLE3")
+"""Algorithms that draft with a head."""
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -269,8 +271,9 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         SpeculativeAlgorithm | None,
         Meta(
             description="Who drafts. NGRAM: what came after the last tokens when they were in the text before; no "
-            "model, for texts that repeat themselves or their prompt. EAGLE3: a head of one layer that was trained for "
-            "the model, STANDALONE: a smaller model of the same vocabulary; both of --speculative-draft-model-path.",
+            "model, for texts that repeat themselves or their prompt. EAGLE, EAGLE3: a head of one layer that was "
+            "trained for the model (EAGLE2: one of EAGLE, with trees), STANDALONE: a smaller model of the same "
+            "vocabulary; all of --speculative-draft-model-path.",
             extra={"auto": "nobody"},
         ),
     ] = None
@@ -283,17 +286,16 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     speculative_num_steps: Annotated[
-        int, Meta(ge=1, le=64, description="With EAGLE3 and STANDALONE: how many tokens deep drafts are at most.")
+        int, Meta(ge=1, le=64, description="With heads and STANDALONE: how many tokens deep drafts are at most.")
     ] = 5
     speculative_eagle_topk: Annotated[
-        int,
+        Annotated[int, Meta(ge=1, le=16)] | None,
         Meta(
-            ge=1,
-            le=16,
-            description="With EAGLE3 and STANDALONE: so many likely tokens are followed at each depth; 1 drafts a "
+            description="With heads and STANDALONE: so many likely tokens are followed at each depth; 1 drafts a "
             "chain.",
+            extra={"auto": "4, with EAGLE 1"},
         ),
-    ] = 4
+    ] = None
     speculative_num_draft_tokens: Annotated[
         int,
         Meta(
@@ -395,9 +397,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def draft_places(self) -> int:
         """Places behind a request's last known token that drafting and verifying write to at most."""
         options = self.speculative
-        if options.speculative_algorithm not in ("EAGLE3", "STANDALONE"):
+        if options.speculative_algorithm not in (*DRAFT_HEADS, "STANDALONE"):
             return self.max_drafts
-        return max(self.max_drafts, (options.speculative_num_steps - 1) * options.speculative_eagle_topk)
+        return max(self.max_drafts, (options.speculative_num_steps - 1) * self.eagle_topk)
+
+    @property
+    def eagle_topk(self) -> int:
+        """Nodes of a tree of drafts that are extended at each depth; 1 = drafts are chains."""
+        options = self.speculative
+        return options.speculative_eagle_topk or (1 if options.speculative_algorithm == "EAGLE" else 4)
 
     def without_secrets(self) -> EngineConfig:
         """What processes and files beside the HTTP front may know."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import DRAFT_HEADS, EngineConfig
 from engine.errors import ConfigError
 from engine.model_files.types import ModelConfig, ModelFiles
 
@@ -52,7 +52,7 @@ def _check_speculative(config: EngineConfig) -> None:
         raise ConfigError("--speculative-draft-model-path does not go with --speculative-algorithm NGRAM.")
     if algorithm != "NGRAM" and path is None:
         raise ConfigError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path.")
-    if algorithm == "EAGLE3" and not (Path(str(path)) / "config.json").is_file():
+    if algorithm in DRAFT_HEADS and not (Path(str(path)) / "config.json").is_file():
         raise ConfigError(f"--speculative-draft-model-path {path}: there is no config.json in such a directory.")
     if config.scheduler.device == "null":
         raise ConfigError("--speculative-algorithm needs a model, and --device null has none.")

@@ -150,6 +150,8 @@ class Decoder:
             if len(self._layers) in wanted:
                 assert residual is not None, "a model without layers has no hidden states"
                 states.append(residual)
+            if len(self._layers) + 1 in wanted:
+                states.append(x)
             follower.follow(inputs, positions, batch, locations, states)
         return x
 

@@ -15,7 +15,7 @@ class Follower(Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers before which hidden states are wanted, ascending; the number of layers means those before the last
-        norm."""
+        norm, one more those after it."""
         ...
 
     def expect(self, rows: Tensor, q_starts: Tensor | None, parents: Tensor | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import DRAFT_HEADS, EngineConfig
 from engine.errors import ConfigError
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
@@ -17,8 +17,9 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics, choose_numerics
 from scheduler_proc.parallel.group import Alone
-from scheduler_proc.speculative.eagle3_drafter import Eagle3Drafter
-from scheduler_proc.speculative.eagle3_files import load_head, read_spec
+from scheduler_proc.speculative import eagle3_files, eagle_files
+from scheduler_proc.speculative.eagle_drafter import EagleDrafter
+from scheduler_proc.speculative.head import HeadSpec
 from scheduler_proc.speculative.ngram import NgramDrafter
 from scheduler_proc.speculative.standalone import StandaloneDrafter
 from scheduler_proc.speculative.verifier import Verifier
@@ -47,9 +48,9 @@ class Drafting:
         config, target = self._config, self._target
         if self._drafter is not None:
             return kv_bytes_per_token(self._drafter, self._kv_dtype)
-        if config.speculative.speculative_algorithm != "EAGLE3":
+        if config.speculative.speculative_algorithm not in DRAFT_HEADS:
             return 0
-        spec = read_spec(_directory(config), target.spec.hidden_size, target.spec.num_layers)
+        spec = _head_spec(config, target)
         features = -(-spec.hidden_size * target.dtype.itemsize // config.page_size)
         return bytes_per_token(1, spec.num_kv_heads, spec.head_dim, self._kv_dtype) + features
 
@@ -57,7 +58,7 @@ class Drafting:
         """For a target's slots and pages; None: nobody drafts."""
         options, target, slots, pages = self._config.speculative, self._target, memory.slots, memory.pages
         kernels = target.kernels
-        depth, top_k = options.speculative_num_steps, options.speculative_eagle_topk
+        depth, top_k = options.speculative_num_steps, self._config.eagle_topk
         match options.speculative_algorithm:
             case None:
                 return None
@@ -66,12 +67,12 @@ class Drafting:
                 most = options.speculative_ngram_max_match_window_size
                 drafter = NgramDrafter(kernels, slots, memory.max_len, least=least, most=most)
                 return Verifier(kernels, drafter, slots, pages)
-            case "EAGLE3":
-                longest = memory.max_len + self._config.draft_places
-                head = load_head(_directory(self._config), kernels, target, target.dtype, longest)
+            case "EAGLE" | "EAGLE2" | "EAGLE3":
+                load = (eagle3_files if options.speculative_algorithm == "EAGLE3" else eagle_files).load_head
+                head = load(_directory(self._config), target, memory.max_len + self._config.draft_places)
                 (kv,) = self._pool(memory, 1, head.spec.num_kv_heads, head.spec.head_dim)
                 num_pages = memory.num_pages + 1
-                follower = Eagle3Drafter(head, target, slots, pages, kv, num_pages, num_steps=depth, top_k=top_k)
+                follower = EagleDrafter(head, target, slots, pages, kv, num_pages, num_steps=depth, top_k=top_k)
             case "STANDALONE":
                 assert self._drafter is not None
                 shape = self._drafter.kv_shape
@@ -89,6 +90,13 @@ class Drafting:
 
 def _directory(config: EngineConfig) -> Path:
     return Path(str(config.speculative.speculative_draft_model_path))
+
+
+def _head_spec(config: EngineConfig, target: Decoder) -> HeadSpec:
+    directory, spec = _directory(config), target.spec
+    if config.speculative.speculative_algorithm == "EAGLE3":
+        return eagle3_files.read_spec(directory, spec.hidden_size, spec.num_layers)
+    return eagle_files.read_spec(directory, spec.hidden_size)
 
 
 def _kernels(config: EngineConfig, target: Decoder, numerics: Numerics) -> KernelSet:

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import ModelOptions, SpeculativeOptions
 from tests.support.device_matrix import FAMILIES, Run, TinyModel, configured, tiny_model
-from tests.support.eagle3_heads import write_head
+from tests.support.eagle_heads import write_eagle_head, write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, references
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import tiny_config, write_tiny_model
@@ -45,9 +45,13 @@ def alone(model: TinyModel, made: list[Case], tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What drafts, by the algorithm that needs it: nearly the model itself, for one."""
-    head = write_head(tmp_path_factory.mktemp("head"), tiny_config(**FAMILIES["llama"][1]), head_dim=64)
+    config = tiny_config(**FAMILIES["llama"][1])
+    heads = {
+        kind: str(write(tmp_path_factory.mktemp(kind), config, head_dim=64))
+        for kind, write in (("EAGLE", write_eagle_head), ("EAGLE3", write_head))
+    }
     same = write_tiny_model(tmp_path_factory.mktemp("same"), **FAMILIES["llama"][1])
-    return {"STANDALONE": str(same), "EAGLE3": str(head)}
+    return {"STANDALONE": str(same), **heads}
 
 
 NGRAM = SpeculativeOptions(
@@ -84,7 +88,7 @@ def test_answers(
 
 @pytest.mark.parametrize(("depth", "graphs", "small_pool"), [(0, False, False), (1, True, False), (2, True, True)])
 @pytest.mark.parametrize("top_k", [1, 3])
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "STANDALONE"])
 def test_answers_with_a_model_that_drafts(
     model: TinyModel,
     made: list[Case],

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.config import EngineConfig, ProcessOptions, SchedulerOptions
+from engine.config import EngineConfig, ProcessOptions, SchedulerOptions, SpeculativeAlgorithm, SpeculativeOptions
 from engine.errors import ConfigError
 from scheduler_proc.build import build_workload
 from scheduler_proc.settle import mixed_chunk_size, settle
@@ -115,3 +115,21 @@ def test_what_options_came_to_is_told(tmp_path: Path) -> None:
         "overlap_depth": 1,
         "cuda_graph_max_bs": 0,
     }
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE2", "EAGLE3", "STANDALONE"])
+def test_drafters_that_need_a_path(algorithm: SpeculativeAlgorithm, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"):
+        settle(EngineConfig(speculative=SpeculativeOptions(speculative_algorithm=algorithm)))
+    if algorithm != "STANDALONE":
+        options = SpeculativeOptions(speculative_algorithm=algorithm, speculative_draft_model_path=str(tmp_path))
+        with pytest.raises(ConfigError, match=r"there is no config\.json"):
+            settle(EngineConfig(speculative=options))
+
+
+@pytest.mark.parametrize(("algorithm", "top_k"), [("EAGLE", 1), ("EAGLE2", 4), ("EAGLE3", 4), ("STANDALONE", 4)])
+def test_the_width_of_trees(algorithm: SpeculativeAlgorithm, top_k: int) -> None:
+    options = SpeculativeOptions(speculative_algorithm=algorithm, speculative_num_draft_tokens=2)
+    for asked, meant in ((None, top_k), (2, 2)):
+        config = EngineConfig(speculative=msgspec.structs.replace(options, speculative_eagle_topk=asked))
+        assert config.eagle_topk == meant and config.draft_places == max(1, 4 * meant)

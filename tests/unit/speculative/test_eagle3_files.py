@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 from engine.errors import ConfigError, EngineError, ModelFileError
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.speculative.eagle3 import Eagle3Head
 from scheduler_proc.speculative.eagle3_files import load_head, read_spec
-from tests.support.eagle3_heads import DRAFT_VOCAB, write_head
+from tests.support.eagle_heads import DRAFT_VOCAB, write_head
 from tests.support.tiny_models import tiny_config, write_tiny_model
-from tests.unit.models.paging import cpu_kernels, decoder_from, spec_in
+from tests.unit.models.paging import decoder_from, spec_in
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +25,16 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 def head_in(folder: Path, decoder: Decoder) -> Eagle3Head:
-    return load_head(folder, cpu_kernels(), decoder, torch.float32, 64)
+    return load_head(folder, decoder, 64)
 
 
 @pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
 def test_every_tensor_finds_its_place(decoder: Decoder, tmp_path: Path, prefix: str) -> None:
     head = head_in(write_head(tmp_path, tiny_config(), prefix=prefix), decoder)
     tensors = load_file(tmp_path / "model.safetensors")
-    assert np.array_equal(head.qkv[:64].numpy(), tensors[f"{prefix}self_attn.q_proj.weight"])
-    assert np.array_equal(head.qkv[-32:].numpy(), tensors[f"{prefix}self_attn.v_proj.weight"])
-    assert np.array_equal(head.gate_up[96:].numpy(), tensors[f"{prefix}mlp.up_proj.weight"])
+    assert np.array_equal(head.layer.qkv[:64].numpy(), tensors[f"{prefix}self_attn.q_proj.weight"])
+    assert np.array_equal(head.layer.qkv[-32:].numpy(), tensors[f"{prefix}self_attn.v_proj.weight"])
+    assert np.array_equal(head.layer.gate_up[96:].numpy(), tensors[f"{prefix}mlp.up_proj.weight"])
     assert np.array_equal(head.d2t.numpy(), tensors["d2t"])
     assert head.spec.layers == (1, 2) and head.spec.draft_vocab_size == DRAFT_VOCAB
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -12,35 +13,52 @@ from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts, VerifyLimits
 from scheduler_proc.plan import Joins
 from tests.invariance.test_speculative import Knowing, halved, runner_of
-from tests.support.eagle3_heads import write_head
+from tests.support.eagle_heads import write_eagle_head, write_head
 from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, references, run_together
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import tiny_config
 
+WRITERS = {"EAGLE": write_eagle_head, "EAGLE2": write_eagle_head, "EAGLE3": write_head}
+QUICK_OF_EAGLE = (("cpu", 2, 16, 7, 3), ("delayed", 0, 1, 64, 1))
+"""But for what the heads compute, all that happens is as with EAGLE3."""
+
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_head(tmp_path_factory.mktemp("head"), tiny_config())
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {kind: write(tmp_path_factory.mktemp(kind), tiny_config()) for kind, write in WRITERS.items()}
 
 
-def drafting(head: Path, top_k: int, **options: object) -> EngineConfig:
-    return drafting_with("EAGLE3", str(head), top_k, **options)
+def drafting(kind: str, heads: dict[str, Path], top_k: int, **options: object) -> EngineConfig:
+    return drafting_with(kind, str(heads[kind]), top_k, **options)
 
 
-@pytest.mark.parametrize(("device", "depth", "page_size", "chunk", "top_k"), halved(("cpu", "delayed"), 3))
+def matrix() -> list[Any]:
+    found = []
+    for case in halved(("cpu", "delayed"), 3):
+        values, marks = getattr(case, "values", case), getattr(case, "marks", ())
+        found.append(pytest.param("EAGLE3", *values, marks=marks))
+        kind, is_quick = "EAGLE" if values[-1] == 1 else "EAGLE2", values in QUICK_OF_EAGLE
+        found.append(pytest.param(kind, *values, marks=() if is_quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "device", "depth", "page_size", "chunk", "top_k"), matrix())
 def test_matrix(
     tiny: ModelFiles,
     made: list[Case],
     alone: list[Reference],
-    head: Path,
+    heads: dict[str, Path],
     tmp_path: Path,
+    kind: str,
     device: str,
     depth: int,
     page_size: int,
     chunk: int,
     top_k: int,
 ) -> None:
-    options = drafting(head, top_k, device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk)
+    options = drafting(
+        kind, heads, top_k, device=device, overlap_depth=depth, page_size=page_size, chunked_prefill_size=chunk
+    )
     harness = Harness.of_model(tmp_path, options, tiny)
     assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
     assert harness.workload.num_drafted > 0
@@ -81,9 +99,16 @@ class Spy:
         return drafts if self._instead is None else self._instead.draft(rows, num_drafts, longest, limits)
 
 
-@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "top_k"),
+    [
+        ("EAGLE3", 1),
+        ("EAGLE3", 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("EAGLE", 1), ("EAGLE2", 3))),
+    ],
+)
 def test_drafts_follow_from_the_text_alone(
-    tiny: ModelFiles, made: list[Case], head: Path, tmp_path: Path, top_k: int
+    tiny: ModelFiles, made: list[Case], heads: dict[str, Path], tmp_path: Path, kind: str, top_k: int
 ) -> None:
     """Whole or in chunks, beside others or alone, from the prefix cache or computed, by steps of any kind."""
     greedy = [Case(case.prompt, TOKENS) for case in made]
@@ -97,7 +122,7 @@ def test_drafts_follow_from_the_text_alone(
         ("retracted", {"page_size": 2, "max_total_tokens": 128, "schedule_conservativeness": 0.01}, False),
         ("accepted", {"page_size": 2}, False),
     ):
-        harness = Harness.of_model(tmp_path, drafting(head, top_k, **options), tiny)
+        harness = Harness.of_model(tmp_path, drafting(kind, heads, top_k, **options), tiny)
         if warm:
             for number, case in enumerate(greedy, start=100):
                 harness.add(number, case.prompt, max_tokens=TOKENS - 5)

@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head, which follows every pass of its target."""
+"""Drafts by an EAGLE head, which follows every pass of its target."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.beams import Beams
-from scheduler_proc.speculative.eagle3 import Eagle3Head
+from scheduler_proc.speculative.head import Head
 from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
 
 
-class Eagle3Drafter:
+class EagleDrafter:
     """Chains of the most likely tokens, or dynamic trees.
 
     The head's keys and values lie in pages of their own pool, with the same ids as the target's. A place's depend on
@@ -28,7 +28,7 @@ class Eagle3Drafter:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: Head,
         decoder: Decoder,
         slots: DeviceSlots,
         pages: Pages,
@@ -47,10 +47,10 @@ class Eagle3Drafter:
         self._slots = slots
         self._pages = pages
         self.kv = (kv,)
-        hidden, device = head.spec.hidden_size, decoder.device
-        self._of_slots = torch.zeros(slots.num_slots + 1, hidden, dtype=head.fc.dtype, device=device)
+        hidden, device, dtype = head.spec.hidden_size, decoder.device, decoder.dtype
+        self._of_slots = torch.zeros(slots.num_slots + 1, hidden, dtype=dtype, device=device)
         """Features of the last place that has gone through the target."""
-        self._of_pages = torch.zeros(num_pages, hidden, dtype=head.fc.dtype, device=device)
+        self._of_pages = torch.zeros(num_pages, hidden, dtype=dtype, device=device)
         self._of_nodes: Tensor | None = None
         """[n, K + 1, hidden]: of the last pass, if it was of nodes."""
         self._expected: tuple[Tensor, Tensor | None, Tensor | None] | None = None
@@ -78,16 +78,13 @@ class Eagle3Drafter:
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
         room = Room(self._slots, self._pages, rows, longest, limits)
-        beams = Beams(self._predict, self._ids, room, self._slots.last_token[rows], self._of_slots[rows])
-        return beams.drafts(self._num_steps, min(self._top_k, self._head.spec.draft_vocab_size), num_drafts)
+        beams = Beams(self._predict, self._head.ids, room, self._slots.last_token[rows], self._of_slots[rows])
+        return beams.drafts(self._num_steps, min(self._top_k, self._head.num_ids), num_drafts)
 
     def _predict(
         self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self._head.next(self._decoder.embed(tokens), features, positions, batch, locations, self.kv[0])
-
-    def _ids(self, drafts: Tensor) -> Tensor:
-        return drafts + self._head.d2t[drafts]
 
     def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
         """See Drafter."""
@@ -110,7 +107,7 @@ class Eagle3Drafter:
     @property
     def layers(self) -> tuple[int, ...]:
         """See Follower."""
-        return self._head.spec.layers
+        return self._head.layers
 
     def expect(self, rows: Tensor, q_starts: Tensor | None, parents: Tensor | None = None) -> None:
         """See Follower."""

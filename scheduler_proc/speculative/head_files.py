@@ -1,0 +1,88 @@
+"""What reading the EAGLE heads has in common: a directory with config.json and safetensors files, as published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+
+from torch import Tensor
+
+from engine.errors import ConfigError, ModelFileError
+from engine.model_files.hf_rope import rope_config
+from engine.model_files.json_file import JsonFile, read_json
+from scheduler_proc.speculative.head import HeadSpec
+from scheduler_proc.weights.checkpoint import CheckpointTensor
+from scheduler_proc.weights.safetensors_files import safetensors_tensors
+
+
+def read_config(directory: Path, architectures: Sequence[str], target_hidden: int) -> JsonFile:
+    """config.json of a head of one of these architectures, for a target of so many elements. Raises ModelFileError,
+    and ConfigError where the head is another target's."""
+    config = read_json(directory / "config.json")
+    names = config.get("architectures")
+    if not isinstance(names, Sequence) or not set(architectures) & set(names):
+        raise config.error("architectures", " or ".join(f"[{name!r}]" for name in architectures), names)
+    hidden = config.positive("hidden_size")
+    for what, asked in (
+        ("hidden_size", config.positive("target_hidden_size", default=hidden)),
+        ("hidden_size of its own", hidden),
+    ):
+        if asked != target_hidden:
+            raise ConfigError(
+                f"--speculative-draft-model-path {directory} is for a {what} of {asked}, the model has {target_hidden}."
+            )
+    if config.get("num_hidden_layers") is not None and config.positive("num_hidden_layers") != 1:
+        raise config.error("num_hidden_layers", "1", config.get("num_hidden_layers"))
+    return config
+
+
+def head_spec(config: JsonFile) -> HeadSpec:
+    """Of a head's layer. Raises ModelFileError."""
+    hidden, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    return HeadSpec(
+        hidden_size=hidden,
+        intermediate_size=config.positive("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=config.positive("num_key_value_heads", default=num_heads),
+        head_dim=config.positive("head_dim", default=hidden // num_heads),
+        norm_eps=config.number("rms_norm_eps", default=1e-6),
+        rope=rope_config(config, config.positive("max_position_embeddings", default=1 << 20)),
+    )
+
+
+def fill(
+    directory: Path,
+    kind: str,
+    parameters: Mapping[str, Tensor],
+    *,
+    renamed: Mapping[str, str],
+    ignored: Set[str],
+    optional: Set[str] = frozenset(),
+) -> dict[str, CheckpointTensor]:
+    """Copy the tensors of a directory into parameters, and return those that were `ignored`. kind: of the head, for
+    messages; renamed: beginnings of names that differ; optional: what may be missing. Raises ModelFileError."""
+    files = sorted(str(path) for path in directory.glob("*.safetensors"))
+    if not files:
+        raise ModelFileError(f"{directory}: no safetensors file; a head in another format must be converted")
+    found = {_own_name(tensor.name, renamed): tensor for tensor in safetensors_tensors(files)}
+    missing = sorted(parameters.keys() - found.keys() - optional)
+    unknown = sorted(found.keys() - parameters.keys() - ignored)
+    misshapen = [
+        f"{name} is {list(found[name].shape)}, not {list(parameter.shape)}"
+        for name, parameter in parameters.items()
+        if name in found and found[name].shape != tuple(parameter.shape)
+    ]
+    problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unknown: {', '.join(unknown)}"] * bool(unknown)
+    if problems or misshapen:
+        raise ModelFileError(f"{directory} is no {kind} head of this model: {'; '.join(problems + misshapen)}")
+    for name, parameter in parameters.items():
+        if name in found:
+            parameter.copy_(found[name].read())
+    return {name: tensor for name, tensor in found.items() if name in ignored}
+
+
+def _own_name(name: str, renamed: Mapping[str, str]) -> str:
+    for prefix, own in renamed.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
