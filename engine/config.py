@@ -19,9 +19,11 @@ KvCacheDType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 LogprobsMode = Literal["raw", "processed"]
 SchedulePolicy = Literal["fcfs", "lpm", "lof", "dfs-weight", "random", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
-SpeculativeAlgorithm = Literal["NGRAM", "EAGLE", "EAGLE2", "EAGLE3", "STANDALONE"]
+SpeculativeAlgorithm = Literal["NGRAM", "EAGLE", "EAGLE2", "EAGLE3", "DFLASH", "STANDALONE"]
 DRAFT_HEADS = ("EAGLE", "EAGLE2", "EAGLE3")
 """Algorithms that draft with a head."""
+DFLASH_BLOCK = 16
+"""Tokens of a block where neither an option nor the drafter's configuration says."""
 OnCrash = Literal["exit", "restart"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -272,17 +274,18 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Who drafts. NGRAM: what came after the last tokens when they were in the text before; no "
             "model, for texts that repeat themselves or their prompt. EAGLE, EAGLE3: a head of one layer that was "
-            "trained for the model (EAGLE2: one of EAGLE, with trees), STANDALONE: a smaller model of the same "
-            "vocabulary; all of --speculative-draft-model-path.",
+            "trained for the model (EAGLE2: one of EAGLE, with trees), DFLASH: a few layers that draft a whole block "
+            "at once, STANDALONE: a smaller model of the same vocabulary; all of --speculative-draft-model-path. For "
+            "the default model an EAGLE3 head and a DFLASH drafter are there.",
             extra={"auto": "nobody"},
         ),
     ] = None
     speculative_draft_model_path: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Directory of the head that drafts (config.json and safetensors, as published), or the model "
-            "that does, as --model.",
-            extra={"auto": "none"},
+            description="Directory of the head or drafter (config.json and safetensors, as published), or the model "
+            "that drafts, as --model.",
+            extra={"auto": "with the default model and EAGLE3 or DFLASH, what was trained for it"},
         ),
     ] = None
     speculative_num_steps: Annotated[
@@ -301,9 +304,18 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=2,
             le=65,
-            description="Tokens of a request that a step verifies at most; its last known token is one of them.",
+            description="Tokens of a request that a step verifies at most; its last known token is one of them. Not "
+            "with DFLASH.",
         ),
     ] = 8
+    speculative_dflash_block_size: Annotated[
+        Annotated[int, Meta(ge=2, le=64)] | None,
+        Meta(
+            description="With DFLASH: tokens of a block at most, the last known one included; not more than the "
+            "drafter was trained for.",
+            extra={"auto": "the drafter's own"},
+        ),
+    ] = None
     speculative_adaptive: Annotated[
         bool,
         Meta(
@@ -391,7 +403,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_drafts(self) -> int:
         """Drafted tokens of a request in a step at most; 0 = nobody drafts."""
         options = self.speculative
-        return 0 if options.speculative_algorithm is None else options.speculative_num_draft_tokens - 1
+        match options.speculative_algorithm:
+            case None:
+                return 0
+            case "DFLASH":
+                return (options.speculative_dflash_block_size or DFLASH_BLOCK) - 1
+        return options.speculative_num_draft_tokens - 1
 
     @property
     def draft_places(self) -> int:

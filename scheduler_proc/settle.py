@@ -9,6 +9,7 @@ import msgspec
 
 from engine.config import DRAFT_HEADS, EngineConfig
 from engine.errors import ConfigError
+from engine.model_files.default_model import drafter_of_default_model
 from engine.model_files.types import ModelConfig, ModelFiles
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def settle(config: EngineConfig) -> EngineConfig:
     """The configuration with `--device auto` replaced by the device it means here. Raises ConfigError where a CUDA
     device is asked for and there is none that can be used."""
     asked = config.scheduler.device
-    _check_speculative(config)
+    config = _settle_speculative(config)
     if asked not in ("auto", "cuda"):
         _warn_of_options(config, asked)
         return config
@@ -43,6 +44,28 @@ def settle(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, device=device))
 
 
+def _settle_speculative(config: EngineConfig) -> EngineConfig:
+    """With the drafter that is there for the default model, and a drafter's own block size, where none are named."""
+    options = config.speculative
+    is_default_model = config.model.model in (None, "default")
+    if is_default_model and options.speculative_algorithm and options.speculative_draft_model_path is None:
+        path = drafter_of_default_model(options.speculative_algorithm)
+        options = msgspec.structs.replace(options, speculative_draft_model_path=path and str(path))
+        config = msgspec.structs.replace(config, speculative=options)
+    _check_speculative(config)
+    if options.speculative_algorithm == "DFLASH":
+        from scheduler_proc.speculative.dflash_files import read_block_size
+
+        path, asked = options.speculative_draft_model_path, options.speculative_dflash_block_size
+        size = read_block_size(Path(str(path)))
+        if asked is not None and asked > size:
+            raise ConfigError(
+                f"--speculative-dflash-block-size is {asked}, more than the {size} that the drafter in {path} is for."
+            )
+        options = msgspec.structs.replace(options, speculative_dflash_block_size=asked or size)
+    return msgspec.structs.replace(config, speculative=options)
+
+
 def _check_speculative(config: EngineConfig) -> None:
     options = config.speculative
     if options.speculative_algorithm is None:
@@ -52,7 +75,7 @@ def _check_speculative(config: EngineConfig) -> None:
         raise ConfigError("--speculative-draft-model-path does not go with --speculative-algorithm NGRAM.")
     if algorithm != "NGRAM" and path is None:
         raise ConfigError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path.")
-    if algorithm in DRAFT_HEADS and not (Path(str(path)) / "config.json").is_file():
+    if algorithm in (*DRAFT_HEADS, "DFLASH") and not (Path(str(path)) / "config.json").is_file():
         raise ConfigError(f"--speculative-draft-model-path {path}: there is no config.json in such a directory.")
     if config.scheduler.device == "null":
         raise ConfigError("--speculative-algorithm needs a model, and --device null has none.")

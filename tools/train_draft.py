@@ -1,12 +1,13 @@
-"""Trains a head that drafts for a model, on the model's own answers, and says how much of its drafts is accepted.
+"""Trains what drafts for a model, on the model's own answers, and says how much of its drafts is accepted.
 
-    PYTHONPATH=. python tools/train_draft.py --out head --num-prompts 16000 --data answers.npz
+    PYTHONPATH=. python tools/train_draft.py --out head --num-prompts 24000 --data answers.npz
+    PYTHONPATH=. python tools/train_draft.py --out drafter --algorithm DFLASH --data answers.npz
     engine-serve --speculative-algorithm EAGLE3 --speculative-draft-model-path head
 
 The model answers generated prompts (tools/draft_training/prompts.py), half of them greedily; its hidden states are
-computed anew from the texts, and the head learns to continue them. Then the engine drafts with it, greedily, on prompts
-whose topics or kinds of task were never trained on, and on 40 that somebody wrote by hand. The answers are kept in
---data, and read from there if it exists.
+computed anew from the texts, and an EAGLE-3 head or a DFlash drafter learns to continue them. Then the engine drafts
+with it, greedily, on prompts whose topics or kinds of task were never trained on, and on 40 that somebody wrote by
+hand. The answers are kept in --data, and read from there if it exists.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -33,14 +35,17 @@ from scheduler_proc.model_parts import load_decoder, num_threads
 from scheduler_proc.numerics import choose_numerics
 from scheduler_proc.parallel.group import Alone
 from scheduler_proc.settle import settle
+from scheduler_proc.speculative.dflash import DFlashSpec
 from scheduler_proc.speculative.eagle3 import Eagle3Spec
 from tools.decode_bench.driver import Driver
 from tools.decode_bench.engine import release
+from tools.draft_training import train_dflash as dflash
+from tools.draft_training import train_eagle3 as eagle3
 from tools.draft_training.completions import Chats, acceptance, complete, load, save
+from tools.draft_training.fit import Text, Training
 from tools.draft_training.hand_written import HAND_WRITTEN
 from tools.draft_training.prompts import prompts
 from tools.draft_training.target import Target
-from tools.draft_training.train_eagle3 import Text, Training, draft_vocabulary, train, write
 
 SPLITS = ("train", "held_topic", "held_task")
 TEMPERATURES = (0.0, 0.8)
@@ -49,13 +54,17 @@ TEMPERATURES = (0.0, 0.8)
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the engine's default model")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the head")
+    parser.add_argument("--algorithm", choices=["EAGLE3", "DFLASH"], default="EAGLE3", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, required=True, help="directory of what is trained")
     parser.add_argument("--data", type=Path, help="file for the model's answers (.npz)")
     parser.add_argument("--num-prompts", type=count, default=16000, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=count, default=256, help="of an answer; default: %(default)s")
-    parser.add_argument("--draft-vocab-size", type=count, default=4096, help="default: %(default)s")
-    parser.add_argument("--intermediate-size", type=count, help="of the head; default: the model's")
-    parser.add_argument("--depth", type=count, default=5, help="steps it is unrolled for; default: %(default)s")
+    parser.add_argument("--intermediate-size", type=count, help="of its layers; default: the model's")
+    parser.add_argument("--draft-vocab-size", type=count, default=4096, help="EAGLE3; default: %(default)s")
+    parser.add_argument("--depth", type=count, default=5, help="EAGLE3: steps of unrolling; default: %(default)s")
+    parser.add_argument("--num-layers", type=count, default=3, help="DFLASH; default: %(default)s")
+    parser.add_argument("--block-size", type=count, default=16, help="DFLASH; default: %(default)s")
+    parser.add_argument("--most-predictions", type=count, default=24576, help="DFLASH: of a step; default: %(default)s")
     parser.add_argument("--epochs", type=count, default=3, help="default: %(default)s")
     parser.add_argument("--most-seconds", type=float, help="of training; default: as long as the epochs take")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; default: %(default)s")
@@ -95,45 +104,76 @@ def answers(options: argparse.Namespace, config: EngineConfig, model: ModelFiles
 
 
 def learn(options: argparse.Namespace, config: EngineConfig, model: ModelFiles, texts: list[Text]) -> None:
-    """Train a head, and write it."""
+    """Train it, and write it."""
     numerics = choose_numerics(config, model)
     if config.device == "cuda":
         kernels, place = select("cuda", numerics.dtype), torch.device("cuda")
     else:
         torch.set_num_threads(num_threads(config, 1))
         kernels, place = select("cpu", numerics.dtype, packed=numerics.packed), torch.device("cpu")
-    decoder = load_decoder(config, model, numerics, kernels, place, Alone())
-    target, spec = Target(decoder, numerics.kv_dtype), decoder.spec
-    layers = (2, spec.num_layers // 2, spec.num_layers - 3)
-    vocabulary = draft_vocabulary(texts, options.draft_vocab_size, spec.vocab_size)
-    head = Eagle3Spec(
-        hidden_size=spec.hidden_size,
-        intermediate_size=options.intermediate_size or spec.intermediate_size,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        norm_eps=spec.norm_eps,
-        rope=spec.rope,
-        draft_vocab_size=len(vocabulary),
-        layers=layers,
-    )
+    target = Target(load_decoder(config, model, numerics, kernels, place, Alone()), numerics.kv_dtype)
     how = Training(
-        options.depth,
         rate=options.rate,
         batch_tokens=options.batch_tokens,
         epochs=options.epochs,
         most_seconds=options.most_seconds,
     )
-    module = train(target, texts, head, vocabulary, how, lambda line: print(line, flush=True))
-    write(module, vocabulary, target, options.out)
+    (_learn_eagle3 if options.algorithm == "EAGLE3" else _learn_dflash)(
+        options, target, texts, how, model.config.eos_ids
+    )
     size = (options.out / "model.safetensors").stat().st_size
-    print(f"{options.out}: {size / 1e6:.1f} MB, draft vocabulary {len(vocabulary)}", flush=True)
+    print(f"{options.out}: {size / 1e6:.1f} MB", flush=True)
+
+
+def _learn_eagle3(
+    options: argparse.Namespace, target: Target, texts: list[Text], how: Training, ends: tuple[int, ...]
+) -> None:
+    num_layers, vocab_size = target.decoder.spec.num_layers, target.decoder.spec.vocab_size
+    vocabulary = eagle3.draft_vocabulary(texts, options.draft_vocab_size, vocab_size)
+    layers = (2, num_layers // 2, num_layers - 3)
+    spec = Eagle3Spec(**_shape(options, target), draft_vocab_size=len(vocabulary), layers=layers)
+    module = eagle3.train(target, texts, spec, vocabulary, how, options.depth, _tell)
+    eagle3.write(module, vocabulary, target, options.out)
+
+
+def _learn_dflash(
+    options: argparse.Namespace, target: Target, texts: list[Text], how: Training, ends: tuple[int, ...]
+) -> None:
+    num_layers = target.decoder.spec.num_layers
+    spec = DFlashSpec(
+        **_shape(options, target),
+        windows=(None,) * options.num_layers,
+        block_size=options.block_size,
+        # Nothing follows an end, so no block begins with one.
+        mask_id=ends[0],
+        layers=(2, num_layers // 2, num_layers - 2),
+    )
+    module = dflash.train(target, texts, spec, how, options.most_predictions, _tell)
+    dflash.write(module, target, options.out)
+
+
+def _shape(options: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """Of its layers: the target's, mostly."""
+    spec = target.decoder.spec
+    return {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": options.intermediate_size or spec.intermediate_size,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "norm_eps": spec.norm_eps,
+        "rope": spec.rope,
+    }
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
 
 
 def measure(options: argparse.Namespace, config: EngineConfig, model: ModelFiles, chats: Chats) -> None:
     """Accept lengths, by kind of prompt; also written beside the head."""
     speculative = SpeculativeOptions(
-        speculative_algorithm="EAGLE3",
+        speculative_algorithm=options.algorithm,
         speculative_draft_model_path=str(options.out),
         speculative_num_draft_tokens=options.num_draft_tokens,
         speculative_adaptive=False,

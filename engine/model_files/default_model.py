@@ -44,6 +44,12 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "engine"
 
 
+def drafter_of_default_model(algorithm: str) -> Path | None:
+    """Directory of what was trained to draft for it by this algorithm; None where nothing was."""
+    path = Path(__file__).parent / "drafters" / NAME / algorithm.lower()
+    return path if (path / "config.json").is_file() else None
+
+
 def fetch_default_model() -> Path:
     """The default model's file, fetched on first use. Safe when several processes start at once.
 

@@ -59,6 +59,7 @@ SHOWN_OPTIONS = (
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
+    "speculative_dflash_block_size",
     "speculative_adaptive",
     "speculative_ngram_min_match_window_size",
     "speculative_ngram_max_match_window_size",

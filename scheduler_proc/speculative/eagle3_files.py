@@ -11,7 +11,7 @@ from engine.errors import ModelFileError
 from engine.model_files.json_file import JsonFile
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.speculative.eagle3 import Eagle3Head, Eagle3Spec
-from scheduler_proc.speculative.head_files import fill, head_spec, read_config
+from scheduler_proc.speculative.head_files import check_single_layer, fill, head_spec, read_config
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 IGNORED = frozenset({"t2d", "embed_tokens.weight"})
@@ -23,6 +23,7 @@ def read_spec(directory: Path, target_hidden: int, target_layers: int) -> Eagle3
     """Of the head in a directory, for a target of so many elements and layers. Raises ModelFileError, and ConfigError
     where the head is another target's."""
     config = read_config(directory, [ARCHITECTURE], target_hidden)
+    check_single_layer(config)
     return Eagle3Spec(
         **vars(head_spec(config)),
         draft_vocab_size=config.positive("draft_vocab_size", "vocab_size"),
@@ -46,7 +47,7 @@ def load_head(directory: Path, target: Decoder, max_position: int) -> Eagle3Head
     """The head in a directory, on its target's device and in its dtype. Raises ModelFileError, ConfigError."""
     spec = read_spec(directory, target.spec.hidden_size, target.spec.num_layers)
     head = Eagle3Head(spec, target.kernels, target.device, target.dtype, max_position)
-    fill(directory, "EAGLE-3", head.parameters(), renamed=_RENAMED, ignored=IGNORED)
+    fill(directory, "EAGLE-3 head", head.parameters(), renamed=_RENAMED, ignored=IGNORED)
     ids = head.ids(torch.arange(spec.draft_vocab_size, device=head.d2t.device))
     if int(ids.min()) < 0 or int(ids.max()) >= target.spec.vocab_size:
         raise ModelFileError(f"{directory}: d2t names tokens beyond the model's {target.spec.vocab_size}")

@@ -1,4 +1,4 @@
-"""What reading the EAGLE heads has in common: a directory with config.json and safetensors files, as published."""
+"""What reading heads and drafters has in common: a directory with config.json and safetensors files, as published."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scheduler_proc.weights.checkpoint import CheckpointTensor
 from scheduler_proc.weights.safetensors_files import safetensors_tensors
 
 
-def read_config(directory: Path, architectures: Sequence[str], target_hidden: int) -> JsonFile:
-    """config.json of a head of one of these architectures, for a target of so many elements. Raises ModelFileError,
-    and ConfigError where the head is another target's."""
+def read_config(directory: Path, architectures: Sequence[str], target_hidden: int | None = None) -> JsonFile:
+    """config.json of a head of one of these architectures, for a target of so many elements (None: any). Raises
+    ModelFileError, and ConfigError where the head is another target's."""
     config = read_json(directory / "config.json")
     names = config.get("architectures")
     if not isinstance(names, Sequence) or not set(architectures) & set(names):
@@ -27,13 +27,17 @@ def read_config(directory: Path, architectures: Sequence[str], target_hidden: in
         ("hidden_size", config.positive("target_hidden_size", default=hidden)),
         ("hidden_size of its own", hidden),
     ):
-        if asked != target_hidden:
+        if target_hidden is not None and asked != target_hidden:
             raise ConfigError(
                 f"--speculative-draft-model-path {directory} is for a {what} of {asked}, the model has {target_hidden}."
             )
+    return config
+
+
+def check_single_layer(config: JsonFile) -> None:
+    """Raises ModelFileError for a head of several."""
     if config.get("num_hidden_layers") is not None and config.positive("num_hidden_layers") != 1:
         raise config.error("num_hidden_layers", "1", config.get("num_hidden_layers"))
-    return config
 
 
 def head_spec(config: JsonFile) -> HeadSpec:
@@ -59,8 +63,8 @@ def fill(
     ignored: Set[str],
     optional: Set[str] = frozenset(),
 ) -> dict[str, CheckpointTensor]:
-    """Copy the tensors of a directory into parameters, and return those that were `ignored`. kind: of the head, for
-    messages; renamed: beginnings of names that differ; optional: what may be missing. Raises ModelFileError."""
+    """Copy the tensors of a directory into parameters, and return those that were `ignored`. kind: what it
+    is, for messages; renamed: beginnings of names that differ; optional: what may be missing. Raises ModelFileError."""
     files = sorted(str(path) for path in directory.glob("*.safetensors"))
     if not files:
         raise ModelFileError(f"{directory}: no safetensors file; a head in another format must be converted")
@@ -74,7 +78,7 @@ def fill(
     ]
     problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unknown: {', '.join(unknown)}"] * bool(unknown)
     if problems or misshapen:
-        raise ModelFileError(f"{directory} is no {kind} head of this model: {'; '.join(problems + misshapen)}")
+        raise ModelFileError(f"{directory} is no {kind} of this model: {'; '.join(problems + misshapen)}")
     for name, parameter in parameters.items():
         if name in found:
             parameter.copy_(found[name].read())

@@ -17,7 +17,8 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics, choose_numerics
 from scheduler_proc.parallel.group import Alone
-from scheduler_proc.speculative import eagle3_files, eagle_files
+from scheduler_proc.speculative import dflash_files, eagle3_files, eagle_files
+from scheduler_proc.speculative.dflash_drafter import DFlashDrafter
 from scheduler_proc.speculative.eagle_drafter import EagleDrafter
 from scheduler_proc.speculative.head import HeadSpec
 from scheduler_proc.speculative.ngram import NgramDrafter
@@ -48,6 +49,9 @@ class Drafting:
         config, target = self._config, self._target
         if self._drafter is not None:
             return kv_bytes_per_token(self._drafter, self._kv_dtype)
+        if config.speculative.speculative_algorithm == "DFLASH":
+            spec = dflash_files.read_spec(_directory(config), target)
+            return bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, self._kv_dtype)
         if config.speculative.speculative_algorithm not in DRAFT_HEADS:
             return 0
         spec = _head_spec(config, target)
@@ -73,6 +77,11 @@ class Drafting:
                 (kv,) = self._pool(memory, 1, head.spec.num_kv_heads, head.spec.head_dim)
                 num_pages = memory.num_pages + 1
                 follower = EagleDrafter(head, target, slots, pages, kv, num_pages, num_steps=depth, top_k=top_k)
+            case "DFLASH":
+                longest = memory.max_len + self._config.draft_places
+                model = dflash_files.load_drafter(_directory(self._config), target, longest)
+                layers = self._pool(memory, model.spec.num_layers, model.spec.num_kv_heads, model.spec.head_dim)
+                follower = DFlashDrafter(model, target, slots, pages, layers)
             case "STANDALONE":
                 assert self._drafter is not None
                 shape = self._drafter.kv_shape

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import ModelOptions, SpeculativeOptions
 from tests.support.device_matrix import FAMILIES, Run, TinyModel, configured, tiny_model
+from tests.support.dflash_drafters import write_drafter
 from tests.support.eagle_heads import write_eagle_head, write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, references
 from tests.support.scheduler import Harness
@@ -48,7 +49,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config = tiny_config(**FAMILIES["llama"][1])
     heads = {
         kind: str(write(tmp_path_factory.mktemp(kind), config, head_dim=64))
-        for kind, write in (("EAGLE", write_eagle_head), ("EAGLE3", write_head))
+        for kind, write in (("EAGLE", write_eagle_head), ("EAGLE3", write_head), ("DFLASH", write_drafter))
     }
     same = write_tiny_model(tmp_path_factory.mktemp("same"), **FAMILIES["llama"][1])
     return {"STANDALONE": str(same), **heads}
@@ -88,7 +89,7 @@ def test_answers(
 
 @pytest.mark.parametrize(("depth", "graphs", "small_pool"), [(0, False, False), (1, True, False), (2, True, True)])
 @pytest.mark.parametrize("top_k", [1, 3])
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "DFLASH", "STANDALONE"])
 def test_answers_with_a_model_that_drafts(
     model: TinyModel,
     made: list[Case],
@@ -108,6 +109,7 @@ def test_answers_with_a_model_that_drafts(
         speculative_num_steps=3,
         speculative_eagle_topk=top_k,
         speculative_num_draft_tokens=4 if top_k == 1 else 7,
+        speculative_dflash_block_size=2 + top_k,
         speculative_adaptive=False,
     )
     harness = harness_of(tmp_path, model, run, speculative)

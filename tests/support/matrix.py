@@ -53,13 +53,14 @@ def config(*, threads: int = 1, model: ModelOptions | None = None, **options: ob
 
 
 def drafting_with(algorithm: str, drafter: str, top_k: int, **options: object) -> EngineConfig:
-    """A head or a model drafts in every step, three tokens deep; options as for `config`."""
+    """What is in a directory drafts in every step, three tokens deep, or a block; options as for `config`."""
     speculative = SpeculativeOptions(
         speculative_algorithm=algorithm,
         speculative_draft_model_path=drafter,
         speculative_num_steps=3,
         speculative_eagle_topk=top_k,
         speculative_num_draft_tokens=4 if top_k == 1 else 7,
+        speculative_dflash_block_size=6,
         speculative_adaptive=False,
     )
     return msgspec.structs.replace(config(**options), speculative=speculative)

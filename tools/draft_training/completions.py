@@ -14,8 +14,8 @@ from engine.tokenizer.chat import encode_chat
 from engine.tokenizer.chat_template import ChatTemplate
 from engine.tokenizer.load import load_tokenizer
 from tools.decode_bench.driver import Driver
+from tools.draft_training.fit import Text
 from tools.draft_training.prompts import Prompt
-from tools.draft_training.train_eagle3 import Text
 
 
 class Chats:

@@ -38,6 +38,9 @@ class Eagle3Module(nn.Module):
         self.gate, self.up, self.down = matrix(inner, hidden), matrix(inner, hidden), matrix(hidden, inner)
         self.embed_norm, self.hidden_norm, self.mlp_norm, self.norm = ones(), ones(), ones(), ones()
         self.lm_head = matrix(spec.draft_vocab_size, hidden)
+        self.scales: Tensor
+        """What hidden states are divided by, float32 [layers * hidden]: a part of `fc` where that is published."""
+        self.register_buffer("scales", torch.ones(len(spec.layers) * hidden))
         self.cos_sin: Tensor
         self.register_buffer("cos_sin", cos_sin_cache(spec.rope, dim, max_position, torch.device("cpu")))
 
@@ -46,7 +49,7 @@ class Eagle3Module(nn.Module):
 
         embeds: [batch, length, hidden], the target's; states: [batch, length, layers * hidden], its hidden states.
         """
-        features = states @ self.fc.T
+        features = (states / self.scales) @ self.fc.T
         before = F.pad(features[:, :-1], (0, 0, 1, 0))
         length = embeds.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=embeds.device).tril()
@@ -116,7 +119,7 @@ class Eagle3Module(nn.Module):
         """Tensors by published names; d2t: int64 [draft_vocab], what ids of target and draft differ by."""
         layer = "midlayer."
         return {
-            "fc.weight": self.fc,
+            "fc.weight": self.fc / self.scales,
             f"{layer}self_attn.q_proj.weight": self.q,
             f"{layer}self_attn.k_proj.weight": self.k,
             f"{layer}self_attn.v_proj.weight": self.v,

@@ -76,3 +76,14 @@ class Target:
     def logits(self, last: Tensor) -> Tensor:
         """[num_tokens, vocab]"""
         return self.decoder.logits(last)
+
+    @torch.inference_mode()
+    def output_rows(self) -> Tensor:
+        """float32 [vocab, hidden]: the output projection."""
+        size = self.decoder.spec.hidden_size
+        unit = torch.eye(size, dtype=self.decoder.dtype, device=self.decoder.device)
+        return self.decoder.logits(unit).T.float().contiguous()
+
+    def final_norm(self) -> Tensor:
+        """float32 [hidden]: the weight of the norm before it."""
+        return self.decoder.parameters()["norm.weight"].float()

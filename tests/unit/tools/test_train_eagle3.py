@@ -15,40 +15,14 @@ from scheduler_proc.speculative.eagle3 import Eagle3Spec
 from scheduler_proc.worker.cpu import CpuDevice
 from tests.support.matrix import config
 from tests.support.scheduler import Harness
-from tests.support.tiny_models import write_tiny_model
-from tests.unit.weights.files import hf_files
+from tests.unit.tools.training import ANSWER, answered, target_of
 from tools.draft_training.eagle3_module import Eagle3Module
-from tools.draft_training.target import Target
-from tools.draft_training.train_eagle3 import Text, Training, draft_vocabulary, train, write
-
-ANSWER = 40
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    # Few tokens: what comes next can be learnt in seconds.
-    return hf_files(write_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer=False, vocab_size=60))
+from tools.draft_training.fit import Text, Training
+from tools.draft_training.train_eagle3 import draft_vocabulary, train, write
 
 
 def spec_of(vocab: int) -> Eagle3Spec:
     return Eagle3Spec(64, 96, 4, 2, 16, 1e-5, RopeConfig(), vocab, (1, 2))
-
-
-def target_of(harness: Harness) -> Target:
-    assert isinstance(harness.device, CpuDevice)
-    return Target(harness.device._runner.decoder)
-
-
-def answered(harness: Harness, count: int, seed: int) -> list[Text]:
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(3, 60, int(rng.integers(4, 20))).tolist() for _ in range(count)]
-    for number, prompt in enumerate(prompts, start=1000 * (seed + 1)):
-        harness.add(number, prompt, max_tokens=ANSWER)
-    harness.run()
-    return [
-        Text(np.array([*prompt, *harness.tokens[number]], np.int32), len(prompt))
-        for number, prompt in enumerate(prompts, start=1000 * (seed + 1))
-    ]
 
 
 def drafting(folder: Path, model: ModelFiles, head: Path) -> Harness:
@@ -68,6 +42,7 @@ def test_it_computes_what_the_engine_does(model: ModelFiles, tmp_path: Path) -> 
     target, vocabulary = target_of(plain), np.arange(5, 55)
     module = Eagle3Module(spec_of(len(vocabulary)), 200, seed=3)
     with torch.no_grad():
+        module.scales.copy_(torch.tensor([0.5, 4.0]).repeat_interleave(64))
         # As it will be written.
         for parameter in module.parameters():
             parameter.copy_(parameter.half().float())
@@ -106,7 +81,7 @@ def test_it_learns(model: ModelFiles, tmp_path: Path) -> None:
     vocabulary = draft_vocabulary(texts, 50, 60)
     told: list[str] = []
     module = train(
-        target, texts, spec_of(50), vocabulary, Training(depth=3, rate=4e-3, batch_tokens=1024, epochs=12), told.append
+        target, texts, spec_of(50), vocabulary, Training(rate=4e-3, batch_tokens=1024, epochs=12), 3, told.append
     )
     write(module, vocabulary, target, tmp_path / "head")
     harness = drafting(tmp_path, model, tmp_path / "head")
