@@ -42,7 +42,7 @@ from tools.decode_bench.engine import release
 from tools.draft_training import train_dflash as dflash
 from tools.draft_training import train_eagle3 as eagle3
 from tools.draft_training.completions import Chats, acceptance, complete, load, save
-from tools.draft_training.fit import Text, Training
+from tools.draft_training.fit import Text, Training, draft_vocabulary
 from tools.draft_training.hand_written import HAND_WRITTEN
 from tools.draft_training.prompts import prompts
 from tools.draft_training.target import Target
@@ -64,7 +64,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--depth", type=count, default=5, help="EAGLE3: steps of unrolling; default: %(default)s")
     parser.add_argument("--num-layers", type=count, default=3, help="DFLASH; default: %(default)s")
     parser.add_argument("--block-size", type=count, default=16, help="DFLASH; default: %(default)s")
-    parser.add_argument("--most-predictions", type=count, default=24576, help="DFLASH: of a step; default: %(default)s")
+    parser.add_argument("--block-tokens", type=count, default=24576, help="DFLASH: of a step; default: %(default)s")
     parser.add_argument("--epochs", type=count, default=3, help="default: %(default)s")
     parser.add_argument("--most-seconds", type=float, help="of training; default: as long as the epochs take")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; default: %(default)s")
@@ -129,7 +129,7 @@ def _learn_eagle3(
     options: argparse.Namespace, target: Target, texts: list[Text], how: Training, ends: tuple[int, ...]
 ) -> None:
     num_layers, vocab_size = target.decoder.spec.num_layers, target.decoder.spec.vocab_size
-    vocabulary = eagle3.draft_vocabulary(texts, options.draft_vocab_size, vocab_size)
+    vocabulary = draft_vocabulary(texts, options.draft_vocab_size, vocab_size)
     layers = (2, num_layers // 2, num_layers - 3)
     spec = Eagle3Spec(**_shape(options, target), draft_vocab_size=len(vocabulary), layers=layers)
     module = eagle3.train(target, texts, spec, vocabulary, how, options.depth, _tell)
@@ -148,7 +148,7 @@ def _learn_dflash(
         mask_id=ends[0],
         layers=(2, num_layers // 2, num_layers - 2),
     )
-    module = dflash.train(target, texts, spec, how, options.most_predictions, _tell)
+    module = dflash.train(target, texts, spec, how, options.block_tokens, _tell)
     dflash.write(module, target, options.out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.speculative.budget import MOST_CUDA_ROWS
 from scheduler_proc.speculative.verifier import Verifier
-from scheduler_proc.worker.capture import Capture, Captured
+from scheduler_proc.worker.capture import Capture, Captured, Way
 from scheduler_proc.worker.device_slots import DeviceSlots, SamplingTensors
 from scheduler_proc.worker.forward import Forward
-from scheduler_proc.worker.graph_forward import Drawing, drawing_of, graph_sizes
+from scheduler_proc.worker.graph_forward import SHORT_S, Drawing, drawing_of, graph_sizes
 from scheduler_proc.worker.step_arrays import StepArrays, least_size
 
 
@@ -86,14 +87,28 @@ class VerifyGraphs:
         done = 0
         for size in reversed(self.sizes):
             self._set_rows(torch.arange(size, device=self._rows.device), size)
+            way: Way | None = None
             for num_drafts in reversed(self.draft_sizes):
                 progress(done)
-                for drawing in Drawing:
-                    self._graphs[size, num_drafts, drawing] = self._captured(
-                        size, num_drafts, drawing, capture, prepare
-                    )
+                way = way or self._fastest_way(size, num_drafts, capture, prepare)
+                with way():
+                    for drawing in Drawing:
+                        self._graphs[size, num_drafts, drawing] = self._captured(
+                            size, num_drafts, drawing, capture, prepare
+                        )
                 done += 1
         self._last = None
+
+    def _fastest_way(self, size: int, num_drafts: int, capture: Capture, prepare: Callable[[int], None]) -> Way:
+        """Of launching the steps of so many rows; long ones gain nothing from other ways than the usual one."""
+        found: list[tuple[float, Way]] = []
+        for way in capture.ways if len(capture.ways) > 1 else ():
+            with way():
+                captured = self._captured(size, num_drafts, Drawing.GREEDY, capture, prepare)
+            found.append((capture.seconds(captured, partial(prepare, size)), way))
+            if found[-1][0] > SHORT_S * self._decoder.spec.num_layers:
+                break
+        return min(found, key=lambda one: one[0])[1] if found else capture.ways[0]
 
     @property
     def num_steps(self) -> int:

@@ -92,7 +92,8 @@ class Knowing:
         tokens = torch.full((len(rows), num_drafts), -1, dtype=torch.int64)
         parents = torch.zeros_like(tokens)
         for index, slot in enumerate(rows.tolist()):
-            text, at = self._of[slot], int(self._slots.seq_len[slot])
+            # Rows that fill up a graph are of nobody.
+            text, at = self._of.get(slot, [0] * 100), int(self._slots.seq_len[slot])
             depth = [0] * (num_drafts + 1)
             right = [True] + [False] * num_drafts
             for node in range(1, num_drafts + 1):

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
 from tools.draft_training.target import Target
+
+SHARE_KEPT = 0.4
+"""Of the memory that is free, for what the target makes of texts."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,9 @@ class Batch:
     is_answer: Tensor
     """bool"""
     embeds: Tensor
-    """float32 [..., hidden]"""
+    """[..., hidden] in the target's dtype"""
     states: Tensor
-    """float32 [..., layers * hidden], before the layers asked for"""
+    """The same, [..., layers * hidden], before the layers asked for"""
     last: Tensor
     """[num_tokens, hidden] of all that is text, what the target's logits are made of."""
 
@@ -77,6 +81,7 @@ def fit(
     """Train the module's parameters. layers: of the target, before which hidden states are wanted."""
     batches = batches_of(texts, how)
     total = len(batches) * how.epochs
+    kept: dict[int, Batch] | None = {} if _have_room(target, batches, layers) else None
     optimiser = torch.optim.AdamW(module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
     rng, begin, shown = np.random.default_rng(how.seed), time.monotonic(), 0.0
     sums: Tensor | None = None
@@ -89,7 +94,12 @@ def fit(
             break
         for group in optimiser.param_groups:
             group["lr"] = how.rate * _rate(share, how.warm_up)
-        loss = loss_of(_batch(target, batches[index], layers))
+        batch = None if kept is None else kept.get(index)
+        if batch is None:
+            batch = _batch(target, batches[index], layers)
+        if kept is not None:
+            kept[index] = batch
+        loss = loss_of(batch)
         optimiser.zero_grad(set_to_none=True)
         loss.value.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -115,6 +125,14 @@ def scales(target: Target, texts: Sequence[Text], layers: tuple[int, ...]) -> li
     return [float(part.square().mean().sqrt().clamp(min=1e-6)) for part in parts]
 
 
+def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> np.ndarray:
+    """The most frequent tokens of answers, ascending: int64 [size]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for text in texts:
+        counts += np.bincount(text.ids[text.prompt_len :], minlength=vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
 def batches_of(texts: Sequence[Text], how: Training) -> list[list[Text]]:
     """Texts of similar lengths together, so that little is filled up."""
     batches: list[list[Text]] = []
@@ -129,6 +147,16 @@ def batches_of(texts: Sequence[Text], how: Training) -> list[list[Text]]:
             longest = length
         batches[-1].append(Text(text.ids[:length], text.prompt_len))
     return batches
+
+
+def _have_room(target: Target, batches: list[list[Text]], layers: tuple[int, ...]) -> bool:
+    """Whether what the target makes of all texts can stay where it is: it is the same in every epoch."""
+    decoder = target.decoder
+    num_tokens = sum(len(batch) * max(len(text.ids) for text in batch) for batch in batches)
+    size = num_tokens * (len(layers) + 2) * decoder.spec.hidden_size * decoder.dtype.itemsize
+    is_cuda = decoder.device.type == "cuda"
+    room = torch.cuda.mem_get_info()[0] if is_cuda else psutil.virtual_memory().available
+    return size < SHARE_KEPT * room
 
 
 def _rate(share: float, warm_up: float) -> float:
@@ -149,7 +177,7 @@ def _batch(target: Target, texts: list[Text], layers: tuple[int, ...]) -> Batch:
         is_text[row, :size] = True
         is_answer[row, text.prompt_len : size] = True
     where, all_ids = torch.from_numpy(is_text).to(device), torch.from_numpy(ids).to(device)
-    embeds = target.embed(all_ids.flatten()).view(*ids.shape, -1).float().clone()
-    all_states = torch.zeros(*ids.shape, states.shape[1], device=device)
-    all_states[where] = states.float().clone()
+    embeds = target.embed(all_ids.flatten()).view(*ids.shape, -1).clone()
+    all_states = torch.zeros(*ids.shape, states.shape[1], dtype=states.dtype, device=device)
+    all_states[where] = states.clone()
     return Batch(all_ids, where, torch.from_numpy(is_answer).to(device), embeds, all_states, last.clone())

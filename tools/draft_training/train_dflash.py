@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from scheduler_proc.speculative.budget import draft_sizes
 from scheduler_proc.speculative.dflash import DFlashSpec
 from scheduler_proc.speculative.dflash_files import ARCHITECTURE
 from tools.draft_training.dflash_module import DFlashModule
-from tools.draft_training.fit import Batch, Loss, Text, Training, fit, scales
+from tools.draft_training.fit import Batch, Loss, Text, Training, draft_vocabulary, fit, scales
 from tools.draft_training.publish import publish
 from tools.draft_training.target import Target
 
 REACH = 4.0
 """A place of a block counts exp(-1 / REACH) of the one before: it matters only where that was right."""
-SHORTER = 0.5
-"""Share of the batches whose blocks are shorter than the longest: they are when little pays."""
+MOST_FREQUENT, OTHERS = 8192, 4096
+"""Tokens that drafts are told apart from: those that answers have most, and each time some of all others."""
 
 
 def train(
@@ -26,26 +28,25 @@ def train(
     texts: Sequence[Text],
     spec: DFlashSpec,
     how: Training,
-    most_predictions: int,
+    most_tokens: int,
     told: Callable[[str], None] = print,
 ) -> DFlashModule:
-    """A drafter in float32 parameters on the target's device. most_predictions: tokens of a step that are drafted, over
-    all its blocks."""
+    """A drafter in float32 parameters on the target's device. most_tokens: of a step's blocks together.
+    Blocks are as long as they may be when a step drafts less."""
     device = target.decoder.device
     module = DFlashModule(spec, how.most_len + spec.block_size, how.seed).to(device)
     with torch.no_grad():
         module.scales.copy_(torch.tensor(scales(target, texts, spec.layers)).repeat_interleave(spec.hidden_size))
         module.norm.copy_(target.final_norm())
-    head = target.output_rows().clone()
-    mask = target.embed(torch.tensor([spec.mask_id], device=device)).float().clone()
-    generator = torch.Generator(device).manual_seed(how.seed)
+    vocabulary = _Vocabulary(target, draft_vocabulary(texts, MOST_FREQUENT, target.decoder.spec.vocab_size))
+    sizes = [num_drafts + 1 for num_drafts in draft_sizes(spec.block_size - 1)]
+    mask = target.embed(torch.tensor([spec.mask_id], device=device)).clone()
+    generator, rng = torch.Generator(device).manual_seed(how.seed), np.random.default_rng(how.seed)
 
     def loss_of(batch: Batch) -> Loss:
-        size = spec.block_size
-        if float(torch.rand(1, generator=generator, device=device)) < SHORTER:
-            size = int(torch.randint(2, size + 1, (1,), generator=generator, device=device))
-        blocks = max(most_predictions // (size - 1) // len(batch.ids), 1)
-        return _loss(target, module, batch, head, mask, size, blocks, generator)
+        size = int(rng.choice(sizes))
+        blocks = min(max(most_tokens // size // len(batch.ids), 1), batch.ids.shape[1])
+        return _loss(target, module, batch, vocabulary, mask, size, blocks, generator)
 
     fit(module, target, texts, spec.layers, how, loss_of, told)
     return module
@@ -55,7 +56,7 @@ def _loss(
     target: Target,
     module: DFlashModule,
     batch: Batch,
-    head: Tensor,
+    vocabulary: _Vocabulary,
     mask: Tensor,
     size: int,
     blocks: int,
@@ -79,18 +80,42 @@ def _loss(
     embeds = torch.cat((first, mask.expand(num_texts, blocks, size - 1, -1)), dim=2)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         found = module(embeds, batch.states, anchors)[:, :, 1:]
-        logits = found[counted] @ head.T
+        rows = vocabulary.rows(generator)
+        logits = found[counted] @ rows.T
     teacher = torch.zeros(num_texts, length, batch.last.shape[1], dtype=batch.last.dtype, device=device)
     teacher[batch.is_text] = batch.last
     # What the target says at the place before.
-    wanted = target.logits(teacher[row, (inside - 1)][counted])
-    token, share = came[counted], torch.exp(-(step - 1) / REACH).expand_as(counted)[counted]
-    value = (_cross_entropy(logits, wanted, token) * share).sum() / share.sum().clamp(min=1e-6)
+    with torch.no_grad():
+        wanted = teacher[row, (inside - 1)][counted] @ rows.T.to(teacher.dtype)
+    token = vocabulary.own[came[counted]]
+    share = torch.exp(-(step - 1) / REACH).expand_as(counted)[counted] * (token >= 0)
+    value = (_cross_entropy(logits, wanted, token.clamp(min=0)) * share).sum() / share.sum().clamp(min=1e-6)
     hits = torch.zeros(counted.shape, device=device)
     hits[counted] = (logits.argmax(dim=-1) == token).float()
     summed = torch.zeros(2, module.spec.block_size - 1, device=device)
     summed[0, : size - 1], summed[1, : size - 1] = hits.sum(dim=(0, 1)), counted.float().sum(dim=(0, 1))
     return Loss(value, summed[0], summed[1])
+
+
+class _Vocabulary:
+    """Rows of the target's output projection that a step looks at."""
+
+    def __init__(self, target: Target, frequent: np.ndarray) -> None:
+        """frequent: int64, the tokens that every step has."""
+        device = target.decoder.device
+        all_rows = target.output_rows().clone()
+        kept = torch.from_numpy(frequent).to(device)
+        self.own = torch.full((len(all_rows),), -1, dtype=torch.int64, device=device)
+        """int64 [vocab]: the row of each token, -1 of those that a step may lack."""
+        self.own[kept] = torch.arange(len(kept), device=device)
+        self._kept, self._others = all_rows[kept], all_rows[self.own < 0]
+
+    def rows(self, generator: torch.Generator) -> Tensor:
+        """float32 [n, hidden]: the frequent ones first."""
+        if not len(self._others):
+            return self._kept
+        chosen = torch.randint(len(self._others), (OTHERS,), generator=generator, device=self._kept.device)
+        return torch.cat((self._kept, self._others[chosen]))
 
 
 def _cross_entropy(logits: Tensor, teacher: Tensor, token: Tensor) -> Tensor:

@@ -21,14 +21,6 @@ DECAY = 0.8
 """What a step counts against the one before."""
 
 
-def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> np.ndarray:
-    """The most frequent tokens of answers, ascending: int64 [size]."""
-    counts = np.zeros(vocab_size, np.int64)
-    for text in texts:
-        counts += np.bincount(text.ids[text.prompt_len :], minlength=vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[:size])
-
-
 def train(
     target: Target,
     texts: Sequence[Text],

@@ -17,8 +17,8 @@ from tests.support.matrix import config
 from tests.support.scheduler import Harness
 from tests.unit.tools.training import ANSWER, answered, target_of
 from tools.draft_training.eagle3_module import Eagle3Module
-from tools.draft_training.fit import Text, Training
-from tools.draft_training.train_eagle3 import draft_vocabulary, train, write
+from tools.draft_training.fit import Text, Training, draft_vocabulary
+from tools.draft_training.train_eagle3 import train, write
 
 
 def spec_of(vocab: int) -> Eagle3Spec:
