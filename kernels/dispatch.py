@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, AttentionSpec
+from kernels.beams import Candidates, Frontier
 from kernels.cpu.matrix import PackedLinear, PackedMatrix
 from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
@@ -114,6 +115,11 @@ class KernelSet:
     take_accepted: Callable[[Tensor, Nodes, Tensor, SlotTensors, VerifyLimits], Taken]
     append_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
     ngram_drafts: Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
+    likeliest: Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
+    grow: Callable[[Tensor, Tensor, Candidates, Tensor, Frontier | None, int], Frontier]
+    best: Callable[[Candidates, int], Drafts]
+    features_before: Callable[[Tensor, Tensor | None, Tensor, Tensor | None, int], Tensor]
+    keep_features: Callable[[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, int, Tensor, Tensor], None]
     adjust_logits: Callable[[Tensor, Tensor, PenaltyTable, EditTable, AdjustedRows], None]
     mask_logits: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     processed_logits: ProcessKernel

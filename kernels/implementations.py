@@ -113,6 +113,10 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "take_accepted": _ways("take_accepted", "speculative", triton="speculative"),
         "append_tokens": _ways("append_tokens", "speculative", triton="speculative"),
         "ngram_drafts": _ways("ngram_drafts", "speculative", triton="speculative"),
+        **{
+            name: _ways(name, "beams", triton="beams")
+            for name in ("likeliest", "grow", "best", "features_before", "keep_features")
+        },
         "adjust_logits": _ways("adjust_logits", "logits", triton="logits"),
         "mask_logits": _ways("mask_logits", "logits", triton="logits"),
         "processed_logits": _ways("processed_logits", "logprobs", triton="logprobs"),

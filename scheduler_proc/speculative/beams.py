@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, TreeMask
-from kernels.speculative import Drafts, tree_of
-from scheduler_proc.speculative.dynamic_tree import GrowingTree
+from kernels.beams import Candidates, Frontier
+from kernels.dispatch import KernelSet
+from kernels.speculative import Drafts
 from scheduler_proc.speculative.room import Room
 
 
@@ -30,11 +30,17 @@ class Beams:
     """One round of drafts of some rows."""
 
     def __init__(
-        self, predict: Predict, ids: Callable[[Tensor], Tensor], room: Room, last_token: Tensor, features: Tensor
+        self,
+        kernels: KernelSet,
+        predict: Predict,
+        offsets: Tensor | None,
+        room: Room,
+        last_token: Tensor,
+        features: Tensor,
     ) -> None:
-        """ids: the target's, of the drafter's; last_token: int64 [n], of the rows; features: [n, size], what predict
-        takes for those."""
-        self._predict, self._ids, self._room = predict, ids, room
+        """offsets: int64 [vocab], what the target's ids differ by from the drafter's, None: nothing; last_token: int64
+        [n], of the rows; features: [n, size], what predict takes for those."""
+        self._kernels, self._predict, self._offsets, self._room = kernels, predict, offsets, room
         self._token, self._features = last_token, features
 
     def drafts(self, num_steps: int, top_k: int, num_drafts: int) -> Drafts:
@@ -44,67 +50,59 @@ class Beams:
 
     def _chain(self, steps: int, num_drafts: int) -> Drafts:
         """The most likely token after each; -1 beyond `steps`."""
-        token, features = self._token, self._features
+        room, token, features = self._room, self._token, self._features
+        ahead = torch.arange(steps, device=token.device)
+        # One step after the other, rows side by side.
+        places = (room.context + ahead.unsqueeze(1)).T
+        usable, locations = (part.T.contiguous() for part in room.locations(places))
+        kv_lens, positions = torch.where(usable, places.T + 1, 1), torch.where(usable, places.T, 0)
+        q_lens = np.ones(len(token), np.int32)
         drafted: list[Tensor] = []
-        for ahead in range(steps):
-            logits, features = self._next(token, features, ahead)
-            best = logits.argmax(dim=-1)
-            token = self._ids(best)
+        for step in range(steps):
+            batch = AttentionBatch(q_lens, kv_lens[step], room.longest, room.table, room.page_size)
+            logits, features = self._predict(token, features, positions[step], batch, locations[step])
+            token = self._kernels.likeliest(logits, 1, self._offsets)[1].squeeze(1)
             drafted.append(token)
         none = [torch.full_like(token, -1)] * (num_drafts - steps)
         return Drafts(torch.stack((*drafted, *none), dim=1))
 
     def _tree(self, steps: int, width: int, num_drafts: int) -> Drafts:
         """The most likely of all nodes that `steps` beams of `width` came by."""
-        num_rows = len(self._token)
-        logits, features = self._next(self._token, self._features, 0)
-        grown = GrowingTree.begin(*self._likeliest(logits, width))
-        # Of who comes before each node that goes through the head.
-        before = torch.cat((self._features.unsqueeze(1), features.unsqueeze(1).expand(-1, width, -1)), dim=1)
-        for _ in range(steps - 1):
-            tokens, parents = grown.extended()
-            logits, features = self._pass(torch.cat((self._token.unsqueeze(1), tokens), dim=1), parents, before)
-            grown.grow(*self._likeliest(logits[:, -width:], width))
-            # The next frontier's parents are nodes of this one.
-            _, parents = grown.extended()
-            index = parents[:, -width:].unsqueeze(2).expand(-1, -1, features.shape[2])
-            before = torch.cat((before, features.gather(1, index)), dim=1)
-        num = min(num_drafts, grown.tokens.shape[1])
-        drafts = grown.best(num)
+        kernels, token, num_rows = self._kernels, self._token, len(self._token)
+        candidates = Candidates.empty(num_rows, width, steps, token.device)
+        most_nodes = 1 + (steps - 1) * width
+        column = torch.arange(most_nodes, device=token.device)
+        usable, locations = self._room.locations(self._room.context.unsqueeze(1) + column)
+        depths = (column + (width - 1)) // width
+        positions = torch.where(usable, self._room.context.unsqueeze(1) + depths, 0)
+        before, frontier = self._features, None
+        nodes = token.unsqueeze(1)
+        for step in range(steps):
+            size = nodes.shape[1]
+            at = positions[:, :size].flatten(), locations[:, :size].flatten()
+            logits, features = self._pass(nodes, before, frontier, *at)
+            last = logits.view(num_rows, size, -1)[:, -width:] if step else logits.view(num_rows, 1, -1)
+            log_probs, ids = kernels.likeliest(last.flatten(0, 1), width, self._offsets)
+            frontier = kernels.grow(log_probs, ids, candidates, token, frontier, step)
+            nodes = frontier.tokens
+            if step + 1 < steps:
+                of_nodes = features.view(num_rows, size, -1)
+                before = kernels.features_before(self._features, None, of_nodes, frontier.parents, nodes.shape[1])
+        num = min(num_drafts, candidates.tokens.shape[1])
+        drafts = kernels.best(candidates, num)
         if num == num_drafts:
             return drafts
         assert drafts.parents is not None
         more = drafts.tokens.new_full((num_rows, num_drafts - num), -1)
         return Drafts(torch.cat((drafts.tokens, more), 1), torch.cat((drafts.parents, torch.zeros_like(more)), 1))
 
-    def _likeliest(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Logarithms of probabilities, and the target's ids, of the most likely tokens."""
-        found = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
-        return found.values, self._ids(found.indices)
-
-    def _next(self, token: Tensor, features: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """One token of each row, `ahead` places behind its last one."""
-        room = self._room
-        place = room.context + ahead
-        usable, location = room.locations(place.unsqueeze(1))
-        kv_lens = torch.where(usable.squeeze(1), place + 1, 1)
-        batch = AttentionBatch(np.ones(len(place), np.int32), kv_lens, room.longest, room.table, room.page_size)
-        position = torch.where(usable.squeeze(1), place, 0)
-        return self._predict(token, features, position, batch, location.squeeze(1))
-
-    def _pass(self, tokens: Tensor, parents: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """All nodes [n, m], node 0 first: logits [n, m, vocab], features [n, m, hidden]. parents: [n, m - 1]."""
-        room = self._room
-        num_rows, size = tokens.shape
-        column = torch.arange(size, device=tokens.device)
-        depths, visible = tree_of(Drafts(tokens[:, 1:], parents), column)
-        assert visible is not None
-        usable, locations = room.locations(room.context.unsqueeze(1) + column)
-        positions = torch.where(usable, room.context.unsqueeze(1) + depths, 0)
-        tree = TreeMask(visible.view(-1, size), depths.flatten().to(torch.int32))
+    def _pass(
+        self, nodes: Tensor, before: Tensor, frontier: Frontier | None, positions: Tensor, locations: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and features of all nodes int64 [n, m], node 0 first."""
+        room, (num_rows, size) = self._room, nodes.shape
         kv_lens = torch.where(room.active, room.context + size, size)
+        tree = None if frontier is None else TreeMask(frontier.visible, frontier.depths)
         q_lens = np.full(num_rows, size, np.int32)
         batch = AttentionBatch(q_lens, kv_lens, room.longest, room.table, room.page_size, tree=tree)
-        flat = before.reshape(num_rows * size, before.shape[2])
-        logits, features = self._predict(tokens.flatten(), flat, positions.flatten(), batch, locations.flatten())
-        return logits.view(num_rows, size, -1), features.view(num_rows, size, before.shape[2])
+        return self._predict(nodes.flatten(), before, positions, batch, locations)

@@ -31,9 +31,9 @@ class EagleHead:
         """Of zeros for heads without."""
         self.layer = HeadLayer(spec, hidden, target.kernels, device, dtype, max_position)
 
-    def ids(self, drafts: Tensor) -> Tensor:
-        """See Head."""
-        return drafts
+    @property
+    def offsets(self) -> None:
+        """See Head: its ids are the target's."""
 
     def features(self, states: list[Tensor]) -> Tensor:
         """See Head."""

@@ -55,9 +55,10 @@ class Eagle3Head:
         """What a draft's id and its target's differ by."""
         self.embed_norm, self.hidden_norm, self.norm = norm("input_layernorm"), norm("hidden_norm"), norm("norm")
 
-    def ids(self, drafts: Tensor) -> Tensor:
+    @property
+    def offsets(self) -> Tensor:
         """See Head."""
-        return drafts + self.d2t[drafts]
+        return self.d2t
 
     def features(self, states: list[Tensor]) -> Tensor:
         """See Head."""

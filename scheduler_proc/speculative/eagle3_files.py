@@ -48,7 +48,7 @@ def load_head(directory: Path, target: Decoder, max_position: int) -> Eagle3Head
     spec = read_spec(directory, target.spec.hidden_size, target.spec.num_layers)
     head = Eagle3Head(spec, target.kernels, target.device, target.dtype, max_position)
     fill(directory, "EAGLE-3 head", head.parameters(), renamed=_RENAMED, ignored=IGNORED)
-    ids = head.ids(torch.arange(spec.draft_vocab_size, device=head.d2t.device))
+    ids = torch.arange(spec.draft_vocab_size, device=head.d2t.device) + head.d2t
     if int(ids.min()) < 0 or int(ids.max()) >= target.spec.vocab_size:
         raise ModelFileError(f"{directory}: d2t names tokens beyond the model's {target.spec.vocab_size}")
     return head

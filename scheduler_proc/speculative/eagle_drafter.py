@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.pages import pages_of
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
@@ -51,8 +50,8 @@ class EagleDrafter:
         self._of_slots = torch.zeros(slots.num_slots + 1, hidden, dtype=dtype, device=device)
         """Features of the last place that has gone through the target."""
         self._of_pages = torch.zeros(num_pages, hidden, dtype=dtype, device=device)
-        self._of_nodes: Tensor | None = None
-        """[n, K + 1, hidden]: of the last pass, if it was of nodes."""
+        self._of_nodes: tuple[Tensor, Tensor] | None = None
+        """Features [n, K + 1, hidden] and locations [n, K + 1] of the last pass, if it was of nodes."""
         self._expected: tuple[Tensor, Tensor | None, Tensor | None] | None = None
 
     # -- drafter ------------------------------------------------------------------------------------------------------
@@ -78,7 +77,8 @@ class EagleDrafter:
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
         room = Room(self._slots, self._pages, rows, longest, limits)
-        beams = Beams(self._predict, self._head.ids, room, self._slots.last_token[rows], self._of_slots[rows])
+        last_token, features = self._slots.last_token[rows], self._of_slots[rows]
+        beams = Beams(self._decoder.kernels, self._predict, self._head.offsets, room, last_token, features)
         return beams.drafts(self._num_steps, min(self._top_k, self._head.num_ids), num_drafts)
 
     def _predict(
@@ -88,19 +88,8 @@ class EagleDrafter:
 
     def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
         """See Drafter."""
-        of_nodes = self._of_nodes
-        assert of_nodes is not None, "no pass of nodes went before"
-        hidden, page_size = of_nodes.shape[2], self._pages.page_size
-        way = taken.way.unsqueeze(2).expand(-1, -1, hidden)
-        found = of_nodes.gather(1, way)
-        counts = taken.counts.long()
-        last = found.gather(1, (counts - 1).clamp(min=0).view(-1, 1, 1).expand(-1, 1, hidden)).squeeze(1)
-        self._of_slots[rows] = torch.where((counts > 0).unsqueeze(1), last, self._of_slots[rows])
-        step = torch.arange(found.shape[1], device=rows.device)
-        places = nodes.context.unsqueeze(1) + step
-        page = pages_of(self._slots.page_table, rows, places, page_size)
-        ends = (step < counts.unsqueeze(1)) & (places % page_size == page_size - 1)
-        self._of_pages[torch.where(ends, page, self._pages.scratch).flatten()] = found.view(-1, hidden)
+        assert self._of_nodes is not None, "no pass of nodes went before"
+        self._keep(*self._of_nodes, rows, taken.way, taken.counts)
 
     # -- follower -----------------------------------------------------------------------------------------------------
 
@@ -119,29 +108,42 @@ class EagleDrafter:
         """See Follower."""
         assert self._expected is not None, "nobody told of the rows of this pass"
         rows, q_starts, parents = self._expected
-        features = self._head.features(states)
-        num_tokens, num_rows = len(features), len(rows)
-        own = self._of_slots[rows]
+        features, num_rows = self._head.features(states), len(rows)
         if q_starts is None:
-            size = num_tokens // num_rows
+            size = len(features) // num_rows
             of_rows = features.view(num_rows, size, -1)
-            if parents is None:
-                before = torch.cat((own.unsqueeze(1), of_rows[:, :-1]), dim=1)
-            else:
-                index = parents.unsqueeze(2).expand(-1, -1, of_rows.shape[2])
-                before = torch.cat((own.unsqueeze(1), of_rows.gather(1, index)), dim=1)
-            before = before.view(num_tokens, -1)
-            self._of_nodes = of_rows
-            last = of_rows[:, -1]
+            before = self._decoder.kernels.features_before(self._of_slots, rows, of_rows, parents, size)
+            self._of_nodes = of_rows, locations.view(num_rows, size)
+            if size == 1:
+                self._keep(*self._of_nodes, rows)
         else:
-            token = torch.arange(num_tokens, device=features.device)
-            ends = q_starts[1:].long()
-            row = torch.searchsorted(ends, token, right=True).clamp(max=num_rows - 1)
-            begins = token == q_starts[row]
-            before = torch.where(begins.unsqueeze(1), own[row], features[(token - 1).clamp(min=0)])
-            last = torch.where((ends > q_starts[:-1]).unsqueeze(1), features[(ends - 1).clamp(min=0)], own)
+            before = self._before(features, rows, q_starts, locations)
         self._head.store(self._decoder.embed(inputs), before, positions, locations, self.kv[0])
-        page_size = self._pages.page_size
+
+    def _before(self, features: Tensor, rows: Tensor, q_starts: Tensor, locations: Tensor) -> Tensor:
+        """The features of who comes before each token [num_tokens, hidden] of rows of any lengths, and the last ones
+        are kept."""
+        num_tokens, own, page_size = len(features), self._of_slots[rows], self._pages.page_size
+        token = torch.arange(num_tokens, device=features.device)
+        ends = q_starts[1:].long()
+        row = torch.searchsorted(ends, token, right=True).clamp(max=len(rows) - 1)
+        begins = token == q_starts[row]
+        before = torch.where(begins.unsqueeze(1), own[row], features[(token - 1).clamp(min=0)])
+        last = torch.where((ends > q_starts[:-1]).unsqueeze(1), features[(ends - 1).clamp(min=0)], own)
         at_end = locations % page_size == page_size - 1
         self._of_pages[torch.where(at_end, locations // page_size, self._pages.scratch)] = features
         self._of_slots[rows] = last
+        return before
+
+    def _keep(
+        self,
+        features: Tensor,
+        locations: Tensor,
+        rows: Tensor,
+        way: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> None:
+        page_size = self._pages.page_size
+        self._decoder.kernels.keep_features(
+            features, way, counts, rows, locations, page_size, self._of_slots, self._of_pages
+        )

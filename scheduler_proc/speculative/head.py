@@ -46,8 +46,9 @@ class Head(Protocol):
         """How many tokens it can draft."""
         ...
 
-    def ids(self, drafts: Tensor) -> Tensor:
-        """The target's ids, int64, of the head's."""
+    @property
+    def offsets(self) -> Tensor | None:
+        """int64 [num_ids]: what the target's ids differ by from the head's; None: nothing."""
         ...
 
     def features(self, states: list[Tensor]) -> Tensor:

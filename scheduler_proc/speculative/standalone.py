@@ -50,7 +50,7 @@ class StandaloneDrafter:
         """See Drafter."""
         nothing = self._slots.sampling.temperature.new_zeros(len(rows), 0)
         room = Room(self._slots, self._pages, rows, longest, limits)
-        beams = Beams(self._predict, _same, room, self._slots.last_token[rows], nothing)
+        beams = Beams(self._decoder.kernels, self._predict, None, room, self._slots.last_token[rows], nothing)
         return beams.drafts(self._num_steps, self._top_k, num_drafts)
 
     def _predict(
@@ -69,7 +69,3 @@ class StandaloneDrafter:
     ) -> None:
         """See Follower."""
         self._decoder.forward(inputs, positions, batch, locations, list(self.kv))
-
-
-def _same(ids: Tensor) -> Tensor:
-    return ids

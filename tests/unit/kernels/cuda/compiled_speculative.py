@@ -5,6 +5,7 @@ Not a test by itself: `compile_all` is for a process whose kernels are not inter
 
 from __future__ import annotations
 
+from kernels.cuda.beams import VOCAB_BLOCK, before_nodes, best_rows, grow_rows, keep_nodes, likeliest_rows
 from kernels.cuda.speculative import PAGE_BLOCK, TEXT_BLOCK, append_rows, match_rows, node_rows, walk_rows
 from tests.support.triton_compile import Compiled, compile_kernel
 
@@ -60,6 +61,43 @@ APPEND = {
     "count_stride": "i32",
 }
 MATCH = {"drafts": "*i64", "num_drafts": "i32", "least": "i32", "last_place": "i32"}
+LIKELIEST = {
+    "logits": "*bf16",
+    "offsets": "*i64",
+    "log_probs": "*fp32",
+    "ids": "*i64",
+    "vocab": "i32",
+    "stride": "i32",
+}
+TREE = {
+    "log_probs": "*fp32",
+    "ids": "*i64",
+    "scores": "*fp32",
+    "tokens": "*i64",
+    "extended": "*i64",
+    "last": "*i64",
+    "old_tokens": "*i64",
+    "old_parents": "*i64",
+    "old_visible": "*u8",
+    "out_tokens": "*i64",
+    "out_parents": "*i64",
+    "out_visible": "*u8",
+    "out_depths": "*i32",
+    **dict.fromkeys(("first", "capacity", "num_extended", "step", "size", "num", "total"), "i32"),
+}
+FEATURES = {
+    "own": "*bf16",
+    "features": "*bf16",
+    "out": "*bf16",
+    "of_slots": "*bf16",
+    "of_pages": "*bf16",
+    "rows": "*i64",
+    "parents": "*i64",
+    "way": "*i64",
+    "counts": "*i32",
+    "locations": "*i64",
+    **dict.fromkeys(("own_stride", "num", "size", "page_size"), "i32"),
+}
 
 
 def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
@@ -83,4 +121,23 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
     constants = {"MOST": 8, "BLOCK": TEXT_BLOCK, "SIZE": 8}
     made = compile_kernel(match_rows, TEXTS | MATCH, constants, capability=capability, num_warps=4)
     done.append(("match_rows", made))
+    for width in (1, 4, 16):
+        constants = {"WIDTH": width, "BLOCK": VOCAB_BLOCK}
+        made = compile_kernel(likeliest_rows, LIKELIEST, constants, capability=capability, num_warps=8)
+        done.append((f"likeliest_rows, {width}", made))
+    none = {"old_tokens": None, "old_parents": None, "old_visible": None}
+    for nodes, constants in ((8, none), (32, {}), (64, {})):
+        constants = {**constants, "WIDTH": 4, "SIZE": 16, "NODES": nodes}
+        warps = 1 if nodes <= 16 else 4
+        made = compile_kernel(grow_rows, TREE, constants, capability=capability, num_warps=warps)
+        done.append((f"grow_rows, {nodes}", made))
+    for size in (128, 1024):
+        warps = 1 if size <= 256 else 4
+        made = compile_kernel(best_rows, TREE, {"WIDTH": 4, "SIZE": size}, capability=capability, num_warps=warps)
+        done.append((f"best_rows, {size}", made))
+    for hidden, block, warps in ((576, 1024, 4), (4096, 4096, 8)):
+        constants = {"HIDDEN": hidden, "BLOCK": block}
+        for kernel in (before_nodes, keep_nodes):
+            made = compile_kernel(kernel, FEATURES, constants, capability=capability, num_warps=warps)
+            done.append((f"{kernel.__name__}, {hidden}", made))
     return done
