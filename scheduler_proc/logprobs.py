@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.ipc.messages import Logprobs
 from scheduler_proc.plan import TokenScores
 
@@ -18,8 +20,19 @@ def packed(scores: TokenScores) -> Logprobs:
     )
 
 
+def since(logprobs: Logprobs, num: int) -> Logprobs:
+    """Without those of the first `num` tokens."""
+    size, width = np.dtype(np.float32).itemsize, logprobs.width
+    return Logprobs(
+        width,
+        logprobs.chosen[num * size :],
+        logprobs.ids[num * width * size :],
+        logprobs.tops[num * width * size :],
+    )
+
+
 def joined(parts: Sequence[Logprobs]) -> Logprobs:
-    """Those of several tokens of one request in one piece."""
+    """Pieces of one request's as one."""
     return Logprobs(
         parts[0].width,
         b"".join(part.chosen for part in parts),

@@ -142,10 +142,10 @@ class TokenScores(msgspec.Struct):
         """Those of some rows, by mask or index."""
         return TokenScores(self.chosen[rows], self.ids[rows], self.tops[rows])
 
-    def row(self, index: int, width: int) -> TokenScores:
-        """One row's, with the first `width` of its most likely tokens."""
-        one = slice(index, index + 1)
-        return TokenScores(self.chosen[one], self.ids[one, :width], self.tops[one, :width])
+    def part(self, start: int, num: int, width: int) -> TokenScores:
+        """Those of `num` tokens from `start` on, with the first `width` of the most likely tokens."""
+        part = slice(start, start + num)
+        return TokenScores(self.chosen[part], self.ids[part, :width], self.tops[part, :width])
 
 
 class StepResult(msgspec.Struct):
@@ -159,7 +159,8 @@ class StepResult(msgspec.Struct):
     failed: np.ndarray | None
     """bool [n]: rows whose logits held NaN; None = no row."""
     scores: TokenScores | None = None
-    """Of the sampled tokens, [n, the widest wish] in the order of the rows (others: anything); None if none asked."""
+    """Of all of `tokens`, row after row: [n * K, the widest wish]; anything where none are wanted or no token counts.
+    None: of none."""
     prompt_scores: tuple[TokenScores, ...] = ()
     """One for each of the plan's, [m, its width]."""
     drafted: np.ndarray | None = None

@@ -82,7 +82,7 @@ class _KnownDevice:
         plan = handle.plan
         tokens = np.frombuffer(known.tokens, np.int32).reshape(len(plan.rows), -1)
         failed = np.frombuffer(known.failed, np.bool_) if known.failed else None
-        scores = None if plan.logprobs is None else _no_scores(len(plan.rows), int(plan.logprobs.max()))
+        scores = None if plan.logprobs is None else _no_scores(tokens.size, int(plan.logprobs.max()))
         prompt_scores = tuple(_no_scores(len(wanted.targets), wanted.width) for wanted in plan.prompt_scores)
         counts, drafted = (np.frombuffer(part, np.int32) if part else None for part in (known.counts, known.drafted))
         return StepResult(tokens, counts, failed, scores, prompt_scores, drafted)

@@ -53,7 +53,7 @@ class Request(msgspec.Struct, eq=False):
     num_known_at_first: int = 0
     """Output tokens it came with: `logprobs` begin after them."""
     logprobs: list[Logprobs] = []
-    """Of each output token since, if wanted; kept for a resend."""
+    """Of the output tokens since, if wanted, as the steps brought them; kept for a resend."""
 
     @property
     def num_known(self) -> int:

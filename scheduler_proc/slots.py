@@ -283,9 +283,8 @@ class Slots:
         self.last_step[slot] = 0
         self.slack[slot] = 0
         self.drafted[slot] = self.accepted[slot] = 0
-        # Logprobs are those of a row's first token of a step.
-        wanted = self.max_drafts if sampling.max_drafts is None else min(sampling.max_drafts, self.max_drafts)
-        self.most_drafts[slot] = 0 if sampling.logprobs >= 0 else wanted
+        most = self.max_drafts if sampling.max_drafts is None else min(sampling.max_drafts, self.max_drafts)
+        self.most_drafts[slot] = most
         self.admitted[slot] = self._num_admitted
         self._num_admitted += 1
         self.num_stop_ids[slot] = len(stop_ids)

@@ -24,7 +24,7 @@ from engine.ipc.messages import (
 )
 from scheduler_proc.cache.kv_cache import KvCache
 from scheduler_proc.intake import Intake
-from scheduler_proc.logprobs import joined, packed
+from scheduler_proc.logprobs import joined, packed, since
 from scheduler_proc.outbox import Outbox, SteadyRows
 from scheduler_proc.plan import PromptScores, StepPlan, StepResult, TokenScores
 from scheduler_proc.planner import Planner
@@ -147,11 +147,11 @@ class GenerateWorkload:
         output = self.slots.output_ids(request.slot) if request.slot >= 0 else request.output_ids
         held = request.slot >= 0 and self.slots.state[request.slot] == SlotState.HELD
         finish = Finish(int(self.slots.finish[request.slot])) if held else Finish.NONE
-        known = request.logprobs[first_token - request.num_known_at_first :] if request.logprobs else []
+        known = None
+        if request.logprobs and first_token < len(output):
+            known = since(joined(request.logprobs), first_token - request.num_known_at_first)
         self._tell_drafted(request)
-        self.outbox.add_row(
-            request, first_token, output[first_token:], finish, held=held, logprobs=joined(known) if known else None
-        )
+        self.outbox.add_row(request, first_token, output[first_token:], finish, held=held, logprobs=known)
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End one request with an error; nothing of it is shared any more."""
@@ -317,7 +317,7 @@ class GenerateWorkload:
             self._end_without_tokens(plan.rows[wants_none])
         rows = plan.rows[took]
         if len(rows):
-            scores = None if result.scores is None else result.scores.of(took)
+            scores = None if result.scores is None else result.scores.of(np.repeat(took, result.tokens.shape[1]))
             if result.counts is None:
                 self._take_tokens(rows, rows, result.tokens[took, 0], scores)
             else:
@@ -366,6 +366,7 @@ class GenerateWorkload:
         if slots.num_new:
             self._report_start(rows[slots.is_new[index]])
         first = now_known - 1 - slots.prompt_len[index]
+        ones = np.ones(len(rows), np.int32)
         finish = np.where(ends, np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
         if stopped is not None:
             finish[stopped] = Finish.STOP_TOKEN
@@ -374,11 +375,11 @@ class GenerateWorkload:
             slots.request[index].copy(),
             slots.attempt[index].copy(),
             first,
-            np.ones(len(rows), np.int32),
+            ones,
             tokens,
             finish,
             held.astype(np.uint8),
-            [] if scores is None else self._keep_logprobs(rows, scores),
+            [] if scores is None else self._keep_logprobs(rows, ones, scores),
         )
         if ends.any():
             self._end(rows[ends], held[ends], finish[ends])
@@ -420,7 +421,7 @@ class GenerateWorkload:
             tokens[np.arange(tokens.shape[1]) < counts[:, None]],
             finish,
             held.astype(np.uint8),
-            [] if scores is None else self._keep_logprobs(rows, scores),
+            [] if scores is None else self._keep_logprobs(rows, counts, scores),
         )
         # The detokenizer may find that the text has ended.
         for slot in rows[slots.holds_end[rows] & ~ends].tolist():
@@ -439,14 +440,16 @@ class GenerateWorkload:
         if drafted:
             self.outbox.add_drafted(request, accepted, drafted - accepted)
 
-    def _keep_logprobs(self, rows: np.ndarray, scores: TokenScores) -> list[tuple[int, Logprobs]]:
-        """Logprobs of the rows that want them, by index."""
+    def _keep_logprobs(self, rows: np.ndarray, counts: np.ndarray, scores: TokenScores) -> list[tuple[int, Logprobs]]:
+        """Logprobs of the rows that want them, by index: of the first counts (int32 [n]) of each row's tokens, of which
+        the scores have equally many for all rows."""
         found = []
         widths = self.slots.logprobs[rows].tolist()
-        for index, (slot, width) in enumerate(zip(rows.tolist(), widths, strict=True)):
+        size = len(scores.chosen) // len(rows)
+        for index, (slot, num, width) in enumerate(zip(rows.tolist(), counts.tolist(), widths, strict=True)):
             request = self.slots.occupant[slot]
             if width >= 0 and request is not None:
-                one = packed(scores.row(index, width))
+                one = packed(scores.part(index * size, num, width))
                 request.logprobs.append(one)
                 found.append((index, one))
         return found

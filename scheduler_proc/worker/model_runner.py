@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.config import LogprobsMode
 from kernels.dispatch import KernelSet
 from kernels.logits import AdjustedRows
+from kernels.speculative import Taken
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan, StepResult
@@ -76,8 +77,7 @@ class ModelRunner:
             if done is None:
                 self._verify(plan, self._arrays, pending)
             else:
-                parts = (done.tokens, done.counts, done.drafted)
-                pending.tokens, pending.counts, pending.drafted = map(self.transfer.download, parts)
+                self._send_taken(plan, self._arrays, done.taken, done.logits, pending)
         else:
             self._extend(plan, self._arrays, pending)
         pending.arrival = self.transfer.arrival()
@@ -96,36 +96,39 @@ class ModelRunner:
             self._score_prompts(plan, done, pending)
 
     def _verify(self, plan: StepPlan, arrays: StepArrays, pending: PendingStep) -> None:
-        """A step in which every row adds drafts: draw after each of them, and take what the draws accept.
-
-        Rows that want logprobs have no drafts: theirs are those of their node 0.
-        """
+        """A step in which every row adds drafts: draw after each of them, and take what the draws accept."""
         assert self.verifier is not None, "the plan brings drafts"
         rows = arrays.rows
         nodes, states = self.verifier.run(plan, rows, self.forward)
         size = nodes.usable.shape[1]
         logits, kv_lens = self.decoder.logits(states), nodes.kv_lens.view(-1)
-        wanted = scored_rows(plan) if plan.logprobs is not None else None
         adjusted = self._adjusted_rows(plan, arrays) if plan.adjusts_logits else None
         raw = None
         if adjusted is not None:
             logits = logits.float()
-            if wanted is not None and self.logprobs_mode == "raw":
-                raw = self._kept(plan, _first_nodes(logits, size), wanted)
+            if plan.logprobs is not None and self.logprobs_mode == "raw":
+                raw = self._kept(plan, logits, scored_rows(plan), size)
             penalties, of_nodes = self.adjustments.of_nodes(adjusted, nodes)
             self.kernels.adjust_logits(logits, kv_lens, penalties, self.adjustments.edits, of_nodes)
         drawn = self._draw(plan, logits, rows.repeat_interleave(size), kv_lens).view(-1, size)
         taken = self.verifier.take(rows, nodes, drawn)
         if adjusted is not None:
             self.adjustments.count_all(taken.tokens, taken.counts, adjusted)
+        if raw is not None:
+            logits.index_copy_(0, *raw)
+        self._send_taken(plan, arrays, taken, logits, pending)
+
+    def _send_taken(
+        self, plan: StepPlan, arrays: StepArrays, taken: Taken, logits: Tensor, pending: PendingStep
+    ) -> None:
+        """Send what the slots have taken of their drafts, with its logprobs, on its way.
+
+        logits: [n * (K + 1), vocab], of all nodes.
+        """
         parts = (taken.tokens, taken.counts, taken.drafted)
         pending.tokens, pending.counts, pending.drafted = map(self.transfer.download, parts)
-        if wanted is not None:
-            first = _first_nodes(logits, size)
-            if raw is not None:
-                first.index_copy_(0, *raw)
-            tokens = taken.tokens[:, 0].long().clamp(min=0)
-            pending.scores = self._score_tokens(plan, first, tokens, rows, wanted)
+        if plan.logprobs is not None:
+            self._score_taken(plan, arrays.rows, taken, logits, pending)
 
     def release(self) -> None:
         """Let go of what was captured; nothing runs afterwards."""
@@ -175,8 +178,10 @@ class ModelRunner:
         if raw is not None:
             logits.index_copy_(0, *raw)
         if wanted is not None:
-            tokens = self.slots.last_token[rows]
-            pending.scores = self._score_tokens(plan, logits, tokens, rows, wanted)
+            index = self.transfer.upload(wanted, torch.int64)
+            slots = rows[index]
+            pending.scored = np.flatnonzero(plan.sample)[wanted]
+            pending.scores = self._score_drawn(plan, logits, index, self.slots.last_token[slots], slots)
 
     def _logits(self, arrays: StepArrays, done: Hidden) -> Tensor:
         """[s, vocab] of the sampling rows."""
@@ -198,11 +203,14 @@ class ModelRunner:
             arrays.adjusted = self.adjustments.rows_of(plan.rows[plan.sample])
         return arrays.adjusted
 
-    def _kept(self, plan: StepPlan, logits: Tensor, wanted: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Rows whose own logits are wanted after they were adjusted, and a copy of those logits."""
+    def _kept(self, plan: StepPlan, logits: Tensor, wanted: np.ndarray, size: int = 1) -> tuple[Tensor, Tensor]:
+        """Logits [s * size, vocab] that are wanted as they are after they were adjusted: which, and a copy of them."""
         adjusts = self.adjustments.adjusts(plan.rows[plan.sample][wanted])
-        both = self.transfer.upload(wanted[adjusts], torch.int64)
-        return both, logits[both]
+        both = wanted[adjusts]
+        if size > 1:
+            both = (both[:, None] * size + np.arange(size)).ravel()
+        index = self.transfer.upload(both, torch.int64)
+        return index, logits[index]
 
     def _draw(self, plan: StepPlan, logits: Tensor, rows: Tensor, kv_lens: Tensor) -> Tensor:
         """int32 [s]: a token for each sampling row; -1 where the logits hold a NaN."""
@@ -212,21 +220,36 @@ class ModelRunner:
             logits, *self.slots.sampling.of(rows), kv_lens, all_greedy=False, needs_filter=plan.needs_filter
         )
 
-    def _score_tokens(
-        self, plan: StepPlan, logits: Tensor, tokens: Tensor, rows: Tensor, wanted: np.ndarray
-    ) -> PendingScores | None:
-        assert plan.logprobs is not None
-        if not len(wanted):
-            return None
+    def _score_taken(self, plan: StepPlan, rows: Tensor, taken: Taken, logits: Tensor, pending: PendingStep) -> None:
+        """Logprobs of what `rows` (slots) have taken: each token's by the logits of the node at which it was drawn."""
+        wanted = scored_rows(plan)
         index = self.transfer.upload(wanted, torch.int64)
+        size = taken.way.shape[1]
+        places = wanted[:, None] * size + np.arange(size)
+        at = index.unsqueeze(1) * size + taken.way[index]
+        tokens = taken.tokens[index].long().clamp(min=0)
+        slots = rows[index].unsqueeze(1).expand_as(at)
+        if at.device.type == "cpu":
+            # Elsewhere the host does not know yet how many count.
+            counted = torch.arange(size) < taken.counts[index].unsqueeze(1)
+            places, at, tokens, slots = places[counted.numpy()], at[counted], tokens[counted], slots[counted]
+        pending.scored = places.ravel()
+        pending.scores = self._score_drawn(plan, logits, at.flatten(), tokens.flatten(), slots.flatten())
+
+    def _score_drawn(
+        self, plan: StepPlan, logits: Tensor, at: Tensor, tokens: Tensor, slots: Tensor
+    ) -> PendingScores | None:
+        """Of `tokens`, drawn for `slots` from the logits `at` (int64 [m] each)."""
+        assert plan.logprobs is not None
+        if not len(at):
+            return None
         width = int(plan.logprobs[plan.sample].max(initial=0))
 
         def logits_of(begin: int, end: int) -> Tensor:
-            piece = index[begin:end]
-            own = logits[piece]
-            return own if self.logprobs_mode == "raw" else self._processed(plan, own, rows[piece])
+            own = logits[at[begin:end]]
+            return own if self.logprobs_mode == "raw" else self._processed(plan, own, slots[begin:end])
 
-        return self._scores_of(logits_of, tokens[index], width)
+        return self._scores_of(logits_of, tokens, width)
 
     def _scores_of(self, logits_of: Callable[[int, int], Tensor], tokens: Tensor, width: int) -> PendingScores:
         found = score_in_pieces(self.kernels, logits_of, tokens, width)
@@ -253,8 +276,3 @@ class ModelRunner:
 
             targets = self.transfer.upload(wanted.targets, torch.int64)
             pending.prompt_scores.append(self._scores_of(logits_of, targets, wanted.width))
-
-
-def _first_nodes(logits: Tensor, size: int) -> Tensor:
-    """[n, vocab]: of the first of every `size` rows; the same memory."""
-    return logits.view(-1, size, logits.shape[1])[:, 0]

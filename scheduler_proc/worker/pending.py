@@ -45,7 +45,9 @@ class PendingStep:
     drafted: Tensor | None = None
     """int32 [n], with drafts: how many there were."""
     scores: PendingScores | None = None
-    """Of the rows that want logprobs."""
+    """Of the tokens `scored`."""
+    scored: np.ndarray = field(default_factory=lambda: np.zeros(0, np.intp))
+    """intp: places in the result's tokens, row after row."""
     prompt_scores: list[PendingScores] = field(default_factory=list)
     arrival: torch.cuda.Event | None = None
 
@@ -63,7 +65,7 @@ class PendingStep:
             if result.tokens.min() < 0:
                 result.failed = result.tokens[:, 0] < 0
         if self.scores is not None:
-            result.scores = spread(plan, self.scores.arrived())
+            result.scores = spread(self.scores.arrived(), self.scored, result.tokens.size)
         if plan.prompt_scores:
             self._take_prompt_scores(result)
         return result

@@ -23,16 +23,15 @@ def scored_rows(plan: StepPlan) -> np.ndarray:
     return np.flatnonzero(plan.logprobs[plan.sample] >= 0)
 
 
-def spread(plan: StepPlan, found: TokenScores) -> TokenScores:
-    """Scores of `scored_rows` put where the plan has those rows; zeros elsewhere."""
-    rows = np.flatnonzero(plan.sample)[scored_rows(plan)]
-    num, width = len(plan.rows), found.ids.shape[1]
+def spread(found: TokenScores, places: np.ndarray, num: int) -> TokenScores:
+    """Scores of m tokens put where they are (int [m]) among `num`; zeros elsewhere."""
+    width = found.ids.shape[1]
     scores = TokenScores(
         np.zeros(num, np.float32), np.zeros((num, width), np.int32), np.zeros((num, width), np.float32)
     )
-    scores.chosen[rows] = found.chosen
-    scores.ids[rows] = found.ids
-    scores.tops[rows] = found.tops
+    scores.chosen[places] = found.chosen
+    scores.ids[places] = found.ids
+    scores.tops[places] = found.tops
     return scores
 
 

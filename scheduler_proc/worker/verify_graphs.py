@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.speculative import Taken
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import StepPlan
 from scheduler_proc.speculative.budget import MOST_CUDA_ROWS
@@ -24,16 +25,32 @@ from scheduler_proc.worker.step_arrays import StepArrays, least_size
 class Verified:
     """What a step has brought; valid until the next one."""
 
-    tokens: Tensor
-    """int32 [n, K + 1]"""
-    counts: Tensor
-    """int32 [n]"""
-    drafted: Tensor
-    """int32 [n]"""
+    taken: Taken
+    logits: Tensor
+    """[n * (K + 1), vocab], of all nodes."""
+
+
+@dataclass(eq=False)
+class _Left:
+    """What a run leaves behind beside its output, for logprobs."""
+
+    logits: Tensor
+    """[size * (K + 1), vocab]"""
+    way: Tensor
+    """int64 [size, K + 1]"""
+
+
+@dataclass(eq=False)
+class _Graph:
+    """Of one number of rows and drafts. Its output is int32 [size, K + 3]: tokens, how many of them count, and how many
+    were drafted."""
+
+    captured: Captured
+    left: _Left
 
 
 class VerifyGraphs:
-    """For all numbers of drafts and of rows that steps may have, as far as no row changes its logits or wants any."""
+    """For all numbers of drafts and of rows that steps may have, as far as no row changes its logits."""
 
     def __init__(
         self,
@@ -56,7 +73,7 @@ class VerifyGraphs:
         device = decoder.device
         self._rows = torch.full((self.sizes[-1],), slots.scratch, dtype=torch.int64, device=device)
         self._sampling = SamplingTensors(*(values.new_zeros(self.sizes[-1]) for values in slots.sampling))
-        self._graphs: dict[tuple[int, int, Drawing], Captured] = {}
+        self._graphs: dict[tuple[int, int, Drawing], _Graph] = {}
         self._last: tuple[StepArrays, int] | None = None
 
     @property
@@ -67,15 +84,16 @@ class VerifyGraphs:
         """None for a step that has no graph."""
         num_rows, num_drafts = len(plan.rows), plan.num_drafts
         size = least_size(self.sizes, num_rows)
-        if size is None or num_drafts not in self.draft_sizes or plan.adjusts_logits or plan.logprobs is not None:
+        if size is None or num_drafts not in self.draft_sizes or plan.adjusts_logits:
             return None
         graph = self._graphs[size, num_drafts, drawing_of(plan)]
         if self._last is None or self._last[0] is not arrays or self._last[1] != size:
             self._set_rows(arrays.rows, size)
             self._last = arrays, size
-        graph.replay()
-        out = graph.output[:num_rows]
-        return Verified(out[:, : num_drafts + 1], out[:, -2], out[:, -1])
+        graph.captured.replay()
+        out, left = graph.captured.output[:num_rows], graph.left
+        taken = Taken(out[:, : num_drafts + 1], out[:, -2], out[:, -1], left.way[:num_rows])
+        return Verified(taken, left.logits[: num_rows * (num_drafts + 1)])
 
     def release(self) -> None:
         """Let go of all graphs."""
@@ -104,8 +122,8 @@ class VerifyGraphs:
         found: list[tuple[float, Way]] = []
         for way in capture.ways if len(capture.ways) > 1 else ():
             with way():
-                captured = self._captured(size, num_drafts, Drawing.GREEDY, capture, prepare)
-            found.append((capture.seconds(captured, partial(prepare, size)), way))
+                graph = self._captured(size, num_drafts, Drawing.GREEDY, capture, prepare)
+            found.append((capture.seconds(graph.captured, partial(prepare, size)), way))
             if found[-1][0] > SHORT_S * self._decoder.spec.num_layers:
                 break
         return min(found, key=lambda one: one[0])[1] if found else capture.ways[0]
@@ -117,19 +135,23 @@ class VerifyGraphs:
 
     def _captured(
         self, size: int, num_drafts: int, drawing: Drawing, capture: Capture, prepare: Callable[[int], None]
-    ) -> Captured:
-        def run() -> Tensor:
-            return self._run(size, num_drafts, drawing)
-
+    ) -> _Graph:
         prepare(size)
         # Kernels are compiled, and the fastest chosen, before the capture.
-        run()
+        self._run(size, num_drafts, drawing)
         prepare(size)
-        captured = capture(run)
-        return Captured(captured.replay, capture.borrowed(captured.output))
+        left = _Left(torch.empty(0), torch.empty(0))
 
-    def _run(self, size: int, num_drafts: int, drawing: Drawing) -> Tensor:
-        """int32 [size, K + 3]: tokens, how many of them count, and how many were drafted."""
+        def run() -> Tensor:
+            output, left.logits, left.way = self._run(size, num_drafts, drawing)
+            return output
+
+        captured = capture(run)
+        left.logits, left.way = capture.borrowed(left.logits), capture.borrowed(left.way)
+        return _Graph(Captured(captured.replay, capture.borrowed(captured.output)), left)
+
+    def _run(self, size: int, num_drafts: int, drawing: Drawing) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and what is left behind."""
         rows, verifier = self._rows[:size], self._verifier
         nodes, states = verifier.pass_nodes(rows, num_drafts, self._longest, self._forward)
         logits, width = self._decoder.logits(states), num_drafts + 1
@@ -142,7 +164,8 @@ class VerifyGraphs:
             kv_lens = nodes.kv_lens.view(-1)
             drawn = kernels.sample(logits, *sampling, kv_lens, needs_filter=needs_filter, all_greedy=False)
         taken = verifier.take(rows, nodes, drawn.view(-1, width))
-        return torch.cat((taken.tokens, taken.counts.unsqueeze(1), taken.drafted.unsqueeze(1)), dim=1)
+        output = torch.cat((taken.tokens, taken.counts.unsqueeze(1), taken.drafted.unsqueeze(1)), dim=1)
+        return output, logits, taken.way
 
     def _set_rows(self, rows: Tensor, size: int) -> None:
         num, slots = len(rows), self._slots

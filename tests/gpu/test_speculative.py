@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import ModelOptions, SpeculativeOptions
-from tests.support.device_matrix import FAMILIES, Run, TinyModel, configured, tiny_model
+from tests.support.device_matrix import FAMILIES, Run, TinyModel, answers_of, assert_scored, configured, tiny_model
 from tests.support.dflash_drafters import write_drafter
 from tests.support.eagle_heads import write_eagle_head, write_head
 from tests.support.matrix import Case, Reference, assert_same, cases, references
@@ -70,6 +70,18 @@ def harness_of(
     return Harness.of_model(folder, msgspec.structs.replace(config, speculative=speculative), model.files)
 
 
+def drafting_with(algorithm: str, drafters: dict[str, str], top_k: int) -> SpeculativeOptions:
+    return SpeculativeOptions(
+        speculative_algorithm=algorithm,
+        speculative_draft_model_path=drafters[algorithm],
+        speculative_num_steps=3,
+        speculative_eagle_topk=top_k,
+        speculative_num_draft_tokens=4 if top_k == 1 else 7,
+        speculative_dflash_block_size=2 + top_k,
+        speculative_adaptive=False,
+    )
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("small_pool", [False, True])
@@ -103,18 +115,42 @@ def test_answers_with_a_model_that_drafts(
     small_pool: bool,
 ) -> None:
     run = Run(company=True, chunk=64, cache="cold", page_size=16, depth=depth, graphs=graphs, small_pool=small_pool)
-    speculative = SpeculativeOptions(
-        speculative_algorithm=algorithm,
-        speculative_draft_model_path=drafters[algorithm],
-        speculative_num_steps=3,
-        speculative_eagle_topk=top_k,
-        speculative_num_draft_tokens=4 if top_k == 1 else 7,
-        speculative_dflash_block_size=2 + top_k,
-        speculative_adaptive=False,
-    )
-    harness = harness_of(tmp_path, model, run, speculative)
+    harness = harness_of(tmp_path, model, run, drafting_with(algorithm, drafters, top_k))
     assert_answers(harness, f"{algorithm} {top_k} {run}", made, alone)
     assert algorithm != "STANDALONE" or harness.workload.num_accepted > 100
+
+
+@pytest.mark.parametrize(("depth", "graphs"), [(0, False), (1, True), (2, True)])
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_logprobs(
+    model: TinyModel,
+    made: list[Case],
+    drafters: dict[str, str],
+    tmp_path: Path,
+    mode: str,
+    top_k: int,
+    depth: int,
+    graphs: bool,
+) -> None:
+    """Of every token, those without drafts; every second request wants them."""
+    run = Run(company=True, chunk=64, cache="cold", page_size=16, depth=depth, graphs=graphs)
+    numbers = range(1, len(made) + 1, 2)
+    found = []
+    for speculative in (SpeculativeOptions(), drafting_with("STANDALONE", drafters, top_k)):
+        harness = harness_of(tmp_path, model, run, speculative, logprobs_mode=mode)
+        try:
+            for number, case in enumerate(made, start=1):
+                logprobs = number if number in numbers else -1
+                harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling, logprobs=logprobs)
+            harness.run()
+        finally:
+            harness.device.close()
+        found.append(answers_of(harness, numbers))
+    assert harness.workload.num_accepted > 100
+    for expected, got in zip(*found, strict=True):
+        assert len(got.tokens) == TOKENS
+        assert_scored(expected, got, 1e-3)
 
 
 def assert_answers(harness: Harness, label: str, made: list[Case], alone: list[Reference]) -> None:

@@ -229,12 +229,12 @@ def test_an_answer_ends_within_what_was_accepted(
 
 
 @pytest.mark.parametrize(("device", "depth"), DEVICES)
-def test_requests_that_want_no_drafts_or_logprobs(
+def test_requests_that_want_no_drafts_or_few(
     tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, depth: int
 ) -> None:
     harness = Harness.of_model(tmp_path, drafting(device=device, overlap_depth=depth), tiny)
     knowing(harness, made, alone)
-    kinds: list[dict] = [{"max_drafts": 0}, {"logprobs": 2}, {"max_drafts": 2}, {}]
+    kinds: list[dict] = [{"max_drafts": 0}, {"max_drafts": 0, "logprobs": 2}, {"max_drafts": 2}, {"logprobs": 1}]
     for number, case in enumerate(made, start=1):
         harness.add(number, case.prompt, max_tokens=case.max_tokens, **case.sampling, **kinds[number % 4])
     harness.run()
@@ -245,12 +245,12 @@ def test_requests_that_want_no_drafts_or_logprobs(
     for output in harness.outlet.messages:
         told.update({drafted.request: (drafted.accepted, drafted.rejected) for drafted in output.drafted})
         requests = unpack_u64(output.tokens.requests).tolist()
-        for row, _ in output.tokens.logprobs:
-            logprobs[requests[row]] += 1
+        for row, scores in output.tokens.logprobs:
+            logprobs[requests[row]] += len(scores.chosen) // 4
     assert {number % 4 for number in told} == {2, 3}
     assert sum(accepted for accepted, _ in told.values()) == harness.workload.num_accepted
     assert sum(map(sum, told.values())) == harness.workload.num_drafted
-    assert logprobs == {number: TOKENS if number % 4 == 1 else 0 for number in logprobs}
+    assert logprobs == {number: TOKENS if number % 2 else 0 for number in logprobs}
 
 
 def test_drafts_without_pages_are_left_out(
@@ -296,42 +296,46 @@ def test_a_storm_of_cancels(tiny: ModelFiles, made: list[Case], alone: list[Refe
     assert_same("storm", [alone[which[n]] for n in done], [harness.tokens[n] for n in done])
 
 
+class Replays:
+    """Graphs of steps with drafts, called again instead of replayed, and how often they were."""
+
+    def __init__(self, harness: Harness, drafter: Knowing) -> None:
+        runner = runner_of(harness)
+        verifier, slots = runner.verifier, runner.slots
+        assert verifier is not None
+        self._graphs = VerifyGraphs(runner.decoder, slots, verifier, runner.forward, 5, (1, 3), harness.slots.max_len)
+        self.num = 0
+
+        def prepare(num_rows: int) -> None:
+            drafter._of.update(dict.fromkeys(range(num_rows), [0] * 100))
+            slots.ended[:num_rows] = False
+
+        self._graphs.capture(Again(), prepare, lambda done: None)
+        slots.ended[:-1] = False
+        slots.seq_len.zero_()
+        verifier.clear()
+        # Whose rows fill up a batch.
+        drafter._of[slots.scratch] = [0]
+        runner.verify_graphs = self  # type: ignore[assignment]
+
+    def __call__(self, plan: StepPlan, arrays: StepArrays) -> Verified | None:
+        found = self._graphs(plan, arrays)
+        self.num += found is not None
+        return found
+
+
 @pytest.mark.parametrize("device", ["cpu", "delayed"])
 @pytest.mark.parametrize("as_tree", [False, True])
 def test_steps_as_graphs(
     tiny: ModelFiles, made: list[Case], alone: list[Reference], tmp_path: Path, device: str, as_tree: bool
 ) -> None:
-    """What graphs of drafts hold, called again instead of replayed."""
     harness = Harness.of_model(tmp_path, drafting(4, device=device, overlap_depth=1), tiny)
-    drafter, runner = knowing(harness, made, alone, as_tree=as_tree), runner_of(harness)
-    assert runner.verifier is not None
-    graphs = VerifyGraphs(
-        runner.decoder, runner.slots, runner.verifier, runner.forward, 5, (1, 3), harness.slots.max_len
-    )
-    replayed = 0
-
-    def prepare(num_rows: int) -> None:
-        drafter._of.update(dict.fromkeys(range(num_rows), [0] * 100))
-        runner.slots.ended[:num_rows] = False
-
-    graphs.capture(Again(), prepare, lambda done: None)
-    runner.slots.ended[:-1] = False
-    runner.slots.seq_len.zero_()
-    runner.verifier.clear()
-
-    class Counted:
-        def __call__(self, plan: StepPlan, arrays: StepArrays) -> Verified | None:
-            nonlocal replayed
-            found = graphs(plan, arrays)
-            replayed += found is not None
-            return found
-
-    runner.verify_graphs = Counted()  # type: ignore[assignment]
+    replays = Replays(harness, knowing(harness, made, alone, as_tree=as_tree))
     harness.add(99, made[0].prompt, max_tokens=TOKENS)
     harness.run()
     got = run_together(harness, made)
     assert_same(f"graphs {device}", alone, got)
-    assert replayed > 5 and harness.workload.num_accepted > 5
+    assert replays.num > 5 and harness.workload.num_accepted > 5
 
 
 @needs_kernels

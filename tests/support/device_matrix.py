@@ -26,7 +26,7 @@ from engine.model_files.types import ModelFiles
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.models.registry import spec_of
 from scheduler_proc.worker.cpu import CpuDevice
-from tests.support.matrix import Case
+from tests.support.matrix import CLOSE, Case
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
 from tests.unit.models.paging import decoder_from, run_one
@@ -191,6 +191,20 @@ def answers_of(harness: Harness, numbers: Sequence[int]) -> list[Answer]:
             if count and number in numbers:
                 found.setdefault(number, Answer()).take(first, tokens, logprobs[index])
     return [found[number] for number in numbers]
+
+
+def assert_scored(expected: Answer, got: Answer, close: float = CLOSE) -> None:
+    """The same tokens so far, each with its logprobs, up to what a batch does to their last bits."""
+    assert got.tokens == expected.tokens[: len(got.tokens)]
+    assert len(got.chosen) == len(got.ids) == len(got.tops) == len(got.tokens)
+    for index in range(len(got.tokens)):
+        _, chosen, ids, tops = expected.at(index)
+        np.testing.assert_allclose(got.chosen[index], chosen, atol=close)
+        np.testing.assert_allclose(got.tops[index], tops, atol=close)
+        # Those that are hardly apart may change places.
+        is_below = np.diff(tops, prepend=np.inf) < -10 * close
+        is_apart = is_below & np.append(is_below[1:], False)
+        assert (np.array(got.ids[index]) == ids)[is_apart].all()
 
 
 @dataclass

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from engine.ipc.messages import Finish, Resend, StepOutput, unpack_f32, unpack_i32
+from scheduler_proc.logprobs import joined, packed, since
+from scheduler_proc.plan import TokenScores
 from tests.support.scheduler import Harness
 
 
@@ -68,6 +70,18 @@ def test_a_resend_brings_logprobs_again(tmp_path: Path) -> None:
     again = scored(harness)[1]
     assert again[:4] == [(4, 1), (5, 1), (6, 1), (7, 1)]
     harness.run()
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_pieces_in_one_and_what_comes_after_some_tokens(width: int) -> None:
+    rng = np.random.default_rng(0)
+    scores = TokenScores(
+        rng.random(9, np.float32), rng.integers(0, 99, (9, 4), np.int32), rng.random((9, 4), np.float32)
+    )
+    pieces = [packed(scores.part(start, num, width)) for start, num in ((0, 1), (1, 4), (5, 0), (5, 4))]
+    assert joined(pieces) == packed(scores.part(0, 9, width))
+    for num in (0, 3, 9):
+        assert since(joined(pieces), num) == packed(scores.part(num, 9 - num, width))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
