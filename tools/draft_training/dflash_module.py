@@ -82,7 +82,7 @@ class DFlashModule(nn.Module):
         block = torch.arange(blocks, device=embeds.device).repeat_interleave(size)
         sees_own = (block.unsqueeze(1) == block).expand(batch, -1, -1)
         mask = torch.cat((sees_text, sees_own), dim=2).unsqueeze(1)
-        x = embeds.reshape(batch, blocks * size, hidden)
+        x = embeds.reshape(batch, blocks * size, hidden).float()
         group = self.spec.num_heads // self.spec.num_kv_heads
         for layer in self.stack:
             assert isinstance(layer, _Layer)

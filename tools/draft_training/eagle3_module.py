@@ -49,7 +49,7 @@ class Eagle3Module(nn.Module):
 
         embeds: [batch, length, hidden], the target's; states: [batch, length, layers * hidden], its hidden states.
         """
-        features = (states / self.scales) @ self.fc.T
+        features = ((states / self.scales) @ self.fc.T).float()
         before = F.pad(features[:, :-1], (0, 0, 1, 0))
         length = embeds.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=embeds.device).tril()
@@ -79,7 +79,7 @@ class Eagle3Module(nn.Module):
         return torch.cat((self._rms(embeds, self.embed_norm), self._rms(hidden, self.hidden_norm)), dim=-1)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, self.spec.norm_eps)
 
     def _keys(self, embeds: Tensor, hidden: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """[batch, heads, length, head_dim] each, heads repeated for the queries that share them."""
