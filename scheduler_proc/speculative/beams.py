@@ -22,7 +22,8 @@ class Predict(Protocol):
         self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Logits [num_tokens, vocab] after tokens (the target's ids, int64 [num_tokens]), and features [num_tokens,
-        size] for who comes next; features: those of who came before; the rest is as for Decoder.forward."""
+        size] for who comes next; features: those of who came before; the rest is as for Decoder.forward, all of it
+        dense."""
         ...
 
 
@@ -79,7 +80,7 @@ class Beams:
         nodes = token.unsqueeze(1)
         for step in range(steps):
             size = nodes.shape[1]
-            at = positions[:, :size].flatten(), locations[:, :size].flatten()
+            at = (part[:, :size].contiguous().flatten() for part in (positions, locations))
             logits, features = self._pass(nodes, before, frontier, *at)
             last = logits.view(num_rows, size, -1)[:, -width:] if step else logits.view(num_rows, 1, -1)
             log_probs, ids = kernels.likeliest(last.flatten(0, 1), width, self._offsets)

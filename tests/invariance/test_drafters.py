@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,37 @@ def test_matrix(
     harness = Harness.of_model(tmp_path, options, tiny)
     assert_same(f"{device} {depth} {page_size} {chunk}", alone, run_together(harness, made, stagger=1))
     assert harness.workload.num_drafted > 0
+
+
+@pytest.mark.parametrize(("kind", "top_k"), [("EAGLE3", 1), ("EAGLE3", 3), ("DFLASH", 1)])
+def test_what_kernels_read_is_dense(
+    tiny: ModelFiles,
+    made: list[Case],
+    paths: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    top_k: int,
+) -> None:
+    """Kernels of other devices go through positions and locations by a step of one."""
+    options = drafting(kind, paths, top_k)
+    harness = Harness.of_model(tmp_path, options, tiny)
+    runner, seen = runner_of(harness), set()
+    stored = runner.decoder.kernels.rope_store
+
+    def rope_store(*arguments: Any) -> None:
+        assert all(arguments[at].is_contiguous() for at in (3, 6))
+        seen.add(len(arguments[0]))
+        stored(*arguments)
+
+    assert runner.verifier is not None
+    drafter: Any = runner.verifier.drafter
+    part = drafter._head.layer if kind == "EAGLE3" else drafter._model
+    monkeypatch.setattr(part, "_kernels", replace(part._kernels, rope_store=rope_store))
+    for number, case in enumerate(made[:3], start=1):
+        harness.add(number, case.prompt, max_tokens=12)
+    harness.run()
+    assert 3 in seen or kind == "DFLASH"
 
 
 class Spy:
