@@ -329,6 +329,23 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculative_ngram_max_match_window_size: Annotated[
         int, Meta(ge=1, le=64, description="With NGRAM: of places where more of them match none is better.")
     ] = 8
+    speculative_ngram_max_bfs_breadth: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=16,
+            description="With NGRAM: so many different continuations are followed at most, the best one deepest; 1 "
+            "drafts a chain.",
+        ),
+    ] = 1
+    speculative_ngram_external_corpus_path: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="With NGRAM: UTF-8 text of 16 MiB and 4,194,304 tokens at most, in which the last tokens are "
+            "looked for, too.",
+            extra={"auto": "only in the request's own text"},
+        ),
+    ] = None
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):

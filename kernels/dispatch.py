@@ -16,6 +16,7 @@ from kernels.beams import Candidates, Frontier
 from kernels.cpu.matrix import PackedLinear, PackedMatrix
 from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
+from kernels.ngram import NgramCorpus, NgramSearch
 from kernels.noise import SAMPLE
 from kernels.rotary import NEOX, RotaryStyle
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
@@ -115,6 +116,7 @@ class KernelSet:
     take_accepted: Callable[[Tensor, Nodes, Tensor, SlotTensors, VerifyLimits], Taken]
     append_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
     ngram_drafts: Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
+    ngram_tree: Callable[[Tensor, Tensor, Tensor, int, NgramSearch, int, NgramCorpus | None], Drafts]
     likeliest: Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
     grow: Callable[[Tensor, Tensor, Candidates, Tensor, Frontier | None, int], Frontier]
     best: Callable[[Candidates, int], Drafts]

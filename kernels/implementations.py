@@ -113,6 +113,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "take_accepted": _ways("take_accepted", "speculative", triton="speculative"),
         "append_tokens": _ways("append_tokens", "speculative", triton="speculative"),
         "ngram_drafts": _ways("ngram_drafts", "speculative", triton="speculative"),
+        "ngram_tree": _ways("ngram_tree", "ngram", triton="ngram"),
         **{
             name: _ways(name, "beams", triton="beams")
             for name in ("likeliest", "grow", "best", "features_before", "keep_features")

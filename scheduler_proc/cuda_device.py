@@ -75,7 +75,7 @@ class CudaBuild:
         decoder = load_decoder(config, self._model, numerics, kernels, self._place, self._group)
         decoder.on_layer = self._on_layer
         decoder.widens_logits = options.deterministic
-        drafting = Drafting(config, decoder, numerics.kv_dtype)
+        drafting = Drafting(config, self._model, decoder, numerics.kv_dtype)
         sizes = self._measured(available, decoder, drafting, numerics.kv_dtype)
         sizes.log()
         per_token = kv_bytes_per_token(decoder, numerics.kv_dtype) + drafting.bytes_per_token

@@ -61,7 +61,7 @@ def _cpu_device(
         raise ConfigError("ENGINE_KERNELS: --kv-cache-dtype int8 needs rope_store and paged_attention to be native.")
     decoder = load_decoder(config, model, numerics, kernels, torch.device("cpu"), group, f" threads={threads}")
     decoder.on_layer = on_layer
-    drafting = Drafting(config, decoder, numerics.kv_dtype)
+    drafting = Drafting(config, model, decoder, numerics.kv_dtype)
     per_token = kv_bytes_per_token(decoder, numerics.kv_dtype) + drafting.bytes_per_token
     num_tokens = options.max_total_tokens
     if num_tokens is None and options.mem_fraction_static is not None:

@@ -68,6 +68,9 @@ def _settle_speculative(config: EngineConfig) -> EngineConfig:
 
 def _check_speculative(config: EngineConfig) -> None:
     options = config.speculative
+    corpus = options.speculative_ngram_external_corpus_path
+    if corpus is not None and options.speculative_algorithm != "NGRAM":
+        raise ConfigError("--speculative-ngram-external-corpus-path needs --speculative-algorithm NGRAM.")
     if options.speculative_algorithm is None:
         return
     algorithm, path = options.speculative_algorithm, options.speculative_draft_model_path
@@ -89,6 +92,10 @@ def _check_speculative(config: EngineConfig) -> None:
             f"--speculative-ngram-min-match-window-size is {least}, more than "
             f"--speculative-ngram-max-match-window-size, {most}."
         )
+    if corpus is not None:
+        from scheduler_proc.speculative.corpus import check_corpus_file
+
+        check_corpus_file(Path(corpus))
 
 
 def _warn_of_options(config: EngineConfig, device: str) -> None:

@@ -63,6 +63,8 @@ SHOWN_OPTIONS = (
     "speculative_adaptive",
     "speculative_ngram_min_match_window_size",
     "speculative_ngram_max_match_window_size",
+    "speculative_ngram_max_bfs_breadth",
+    "speculative_ngram_external_corpus_path",
     "tokenizer_workers",
     "tp_size",
     "cpu_threads",

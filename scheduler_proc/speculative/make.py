@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
 from kernels.dispatch import KernelSet, select
+from kernels.ngram import NgramCorpus, NgramSearch
 from scheduler_proc.cache.kv_pool import KVPool, bytes_per_token
 from scheduler_proc.model_parts import Memory, kv_bytes_per_token, load_decoder
 from scheduler_proc.models.decoder import Decoder
@@ -18,6 +19,7 @@ from scheduler_proc.models.registry import spec_of
 from scheduler_proc.numerics import Numerics, choose_numerics
 from scheduler_proc.parallel.group import Alone
 from scheduler_proc.speculative import dflash_files, eagle3_files, eagle_files
+from scheduler_proc.speculative.corpus import load_corpus
 from scheduler_proc.speculative.dflash_drafter import DFlashDrafter
 from scheduler_proc.speculative.eagle_drafter import EagleDrafter
 from scheduler_proc.speculative.head import HeadSpec
@@ -29,12 +31,16 @@ from scheduler_proc.speculative.verifier import Verifier
 class Drafting:
     """What a start needs of it, before there is memory and after. Does nothing where nobody drafts."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> None:
-        """decoder: the target; kv_dtype: of its pages. A drafting model is loaded here. Raises ConfigError,
-        ModelFileError for one that does not fit."""
+    def __init__(self, config: EngineConfig, model: ModelFiles, decoder: Decoder, kv_dtype: torch.dtype) -> None:
+        """model, decoder: the target; kv_dtype: of its pages. A drafting model or a corpus is loaded here. Raises
+        ConfigError, ModelFileError for one that does not fit."""
         self._config, self._target, self._kv_dtype = config, decoder, kv_dtype
         self._drafter: Decoder | None = None
+        self._corpus: NgramCorpus | None = None
         options = config.speculative
+        if options.speculative_ngram_external_corpus_path is not None:
+            path = Path(options.speculative_ngram_external_corpus_path)
+            self._corpus = load_corpus(path, model, _search(config), decoder.device)
         if options.speculative_algorithm == "STANDALONE":
             files = resolve(options.speculative_draft_model_path)
             numerics = choose_numerics(config, files)
@@ -67,9 +73,7 @@ class Drafting:
             case None:
                 return None
             case "NGRAM":
-                least = options.speculative_ngram_min_match_window_size
-                most = options.speculative_ngram_max_match_window_size
-                drafter = NgramDrafter(kernels, slots, memory.max_len, least=least, most=most)
+                drafter = NgramDrafter(kernels, slots, memory.max_len, _search(self._config), self._corpus)
                 return Verifier(kernels, drafter, slots, pages)
             case "EAGLE" | "EAGLE2" | "EAGLE3":
                 load = (eagle3_files if options.speculative_algorithm == "EAGLE3" else eagle_files).load_head
@@ -95,6 +99,15 @@ class Drafting:
         page_size, device = memory.pages.page_size, self._target.device
         num_pages = memory.num_pages + 1
         return KVPool(num_layers, num_pages, page_size, num_kv_heads, head_dim, self._kv_dtype, device).layers
+
+
+def _search(config: EngineConfig) -> NgramSearch:
+    options = config.speculative
+    return NgramSearch(
+        options.speculative_ngram_min_match_window_size,
+        options.speculative_ngram_max_match_window_size,
+        options.speculative_ngram_max_bfs_breadth,
+    )
 
 
 def _directory(config: EngineConfig) -> Path:

@@ -1,10 +1,11 @@
-"""Drafts without a model: what came after the last tokens when they were there before, in the text itself."""
+"""Drafts without a model: what came after the last tokens when they were there before, in the text or in a corpus."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
+from kernels.ngram import NgramCorpus, NgramSearch, TreeShape
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.history import TokenHistory
@@ -12,17 +13,24 @@ from scheduler_proc.worker.device_slots import DeviceSlots
 
 
 class NgramDrafter:
-    """Chains by `kernels.speculative.ngram_drafts`."""
+    """Chains by `kernels.speculative.ngram_drafts`; with several branches or a corpus, `kernels.ngram.ngram_tree`."""
 
     kv: tuple[Tensor, ...] = ()
 
-    def __init__(self, kernels: KernelSet, slots: DeviceSlots, max_len: int, *, least: int, most: int) -> None:
-        """max_len: tokens of a request at most; least, most: tokens of a match."""
+    def __init__(
+        self,
+        kernels: KernelSet,
+        slots: DeviceSlots,
+        max_len: int,
+        search: NgramSearch,
+        corpus: NgramCorpus | None = None,
+    ) -> None:
+        """max_len: tokens of a request at most."""
         self._kernels = kernels
         self._slots = slots
         self._history = TokenHistory(kernels, slots, max_len)
-        self._least = least
-        self._most = most
+        self._search = search
+        self._corpus = corpus
 
     def join(self, joins: Joins) -> None:
         """See Drafter."""
@@ -42,8 +50,10 @@ class NgramDrafter:
 
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
-        return Drafts(
-            self._kernels.ngram_drafts(
-                self._history.tokens, self._slots.seq_len, rows, num_drafts, self._least, self._most, longest
+        texts, seq_len, search = self._history.tokens, self._slots.seq_len, self._search
+        if self._corpus is None and TreeShape.of(num_drafts, search.branches).branches == 1:
+            # The same chain, for less.
+            return Drafts(
+                self._kernels.ngram_drafts(texts, seq_len, rows, num_drafts, search.least, search.most, longest)
             )
-        )
+        return self._kernels.ngram_tree(texts, seq_len, rows, num_drafts, search, longest, self._corpus)

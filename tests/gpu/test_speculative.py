@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from engine.config import ModelOptions, SpeculativeOptions
+from scheduler_proc.speculative import corpus
 from tests.support.device_matrix import FAMILIES, Run, TinyModel, answers_of, assert_scored, configured, tiny_model
 from tests.support.dflash_drafters import write_drafter
 from tests.support.eagle_heads import write_eagle_head, write_head
@@ -151,6 +153,36 @@ def test_logprobs(
     for expected, got in zip(*found, strict=True):
         assert len(got.tokens) == TOKENS
         assert_scored(expected, got, 1e-3)
+
+
+@pytest.mark.parametrize(("depth", "graphs", "small_pool"), [(0, False, False), (1, True, False), (2, True, True)])
+@pytest.mark.parametrize("breadth", [1, 4])
+def test_answers_with_branches_and_a_corpus(
+    model: TinyModel,
+    made: list[Case],
+    alone: list[Reference],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    breadth: int,
+    depth: int,
+    graphs: bool,
+    small_pool: bool,
+) -> None:
+    answered = [token for case, one in zip(made, alone, strict=True) for token in (*case.prompt, *one.tokens)]
+    # The tiny model has no tokenizer.
+    monkeypatch.setattr(corpus, "read_corpus", lambda path, model: np.array(answered, np.int32))
+    path = tmp_path / "corpus.txt"
+    path.write_text("text")
+    speculative = msgspec.structs.replace(
+        NGRAM,
+        speculative_num_draft_tokens=8,
+        speculative_ngram_max_bfs_breadth=breadth,
+        speculative_ngram_external_corpus_path=str(path),
+    )
+    run = Run(company=True, chunk=64, cache="cold", page_size=16, depth=depth, graphs=graphs, small_pool=small_pool)
+    harness = harness_of(tmp_path, model, run, speculative)
+    assert_answers(harness, f"{breadth} {run}", made, alone)
+    assert harness.workload.num_accepted > 50
 
 
 def assert_answers(harness: Harness, label: str, made: list[Case], alone: list[Reference]) -> None:

@@ -26,7 +26,8 @@ def other_value(option: Option) -> str | bool:
     if option.name in ("drain_timeout", "start_timeout"):
         return "12.5"
     shares = {"mem_fraction_static": "0.25", "max_pinned_share": "0.25"}
-    return {"page_size": "32", "overlap_depth": "2", "speculative_eagle_topk": "2", **shares}.get(option.name, "17")
+    small = dict.fromkeys(("overlap_depth", "speculative_eagle_topk", "speculative_ngram_max_bfs_breadth"), "2")
+    return {"page_size": "32", **small, **shares}.get(option.name, "17")
 
 
 def test_no_arguments_are_the_defaults() -> None:
