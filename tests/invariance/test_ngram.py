@@ -18,6 +18,7 @@ from kernels.ngram import NgramCorpus, NgramSearch
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.corpus_index import index_corpus
+from scheduler_proc.speculative.drafter import Drafter
 from scheduler_proc.speculative.ngram import NgramDrafter
 from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
@@ -60,9 +61,8 @@ def drafting(breadth: int, corpus: Path | None = None, **options: object) -> Eng
 class Watched:
     """Counts accepted nodes whose parent has an earlier child."""
 
-    kv: tuple[Tensor, ...] = ()
-
-    def __init__(self, drafter: NgramDrafter) -> None:
+    def __init__(self, drafter: Drafter) -> None:
+        self.kv = drafter.kv
         self._drafter = drafter
         self.later_children = 0
 

@@ -8,10 +8,19 @@ import msgspec
 import pytest
 import torch
 
-from engine.config import EngineConfig, ProcessOptions, SchedulerOptions, SpeculativeAlgorithm, SpeculativeOptions
+from engine.config import (
+    EngineConfig,
+    ModelOptions,
+    ProcessOptions,
+    SchedulerOptions,
+    SpeculativeAlgorithm,
+    SpeculativeOptions,
+)
 from engine.errors import ConfigError
 from scheduler_proc.build import build_workload
 from scheduler_proc.settle import mixed_chunk_size, settle
+from tests.support.dflash_drafters import BLOCK, write_drafter
+from tests.support.tiny_models import tiny_config
 from tools.decode_bench.shapes import shaped_model
 
 
@@ -117,10 +126,11 @@ def test_what_options_came_to_is_told(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE2", "EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE2", "EAGLE3", "DFLASH", "STANDALONE"])
 def test_drafters_that_need_a_path(algorithm: SpeculativeAlgorithm, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path"):
-        settle(EngineConfig(speculative=SpeculativeOptions(speculative_algorithm=algorithm)))
+        model = ModelOptions(model="another")
+        settle(EngineConfig(model=model, speculative=SpeculativeOptions(speculative_algorithm=algorithm)))
     if algorithm != "STANDALONE":
         options = SpeculativeOptions(speculative_algorithm=algorithm, speculative_draft_model_path=str(tmp_path))
         with pytest.raises(ConfigError, match=r"there is no config\.json"):
@@ -133,3 +143,29 @@ def test_the_width_of_trees(algorithm: SpeculativeAlgorithm, top_k: int) -> None
     for asked, meant in ((None, top_k), (2, 2)):
         config = EngineConfig(speculative=msgspec.structs.replace(options, speculative_eagle_topk=asked))
         assert config.eagle_topk == meant and config.draft_places == max(1, 4 * meant)
+
+
+def test_the_default_model_has_a_drafter() -> None:
+    for model in (None, "default"):
+        speculative = SpeculativeOptions(speculative_algorithm="EAGLE3")
+        config = EngineConfig(
+            model=ModelOptions(model=model), scheduler=SchedulerOptions(device="cpu"), speculative=speculative
+        )
+        path = settle(config).speculative.speculative_draft_model_path
+        assert path is not None and (Path(path) / "model.safetensors").stat().st_size <= 16_000_000
+
+
+def test_blocks_are_the_drafters_or_shorter(tmp_path: Path) -> None:
+    write_drafter(tmp_path, tiny_config())
+    for asked, meant in ((None, BLOCK), (3, 3)):
+        speculative = SpeculativeOptions(
+            speculative_algorithm="DFLASH",
+            speculative_draft_model_path=str(tmp_path),
+            speculative_dflash_block_size=asked,
+        )
+        config = settle(EngineConfig(scheduler=SchedulerOptions(device="cpu"), speculative=speculative))
+        assert config.speculative.speculative_dflash_block_size == meant and config.max_drafts == meant - 1
+        assert config.draft_places == meant - 1
+    longer = msgspec.structs.replace(speculative, speculative_dflash_block_size=BLOCK + 1)
+    with pytest.raises(ConfigError, match=f"more than the {BLOCK} that the drafter"):
+        settle(EngineConfig(scheduler=SchedulerOptions(device="cpu"), speculative=longer))
