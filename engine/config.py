@@ -276,7 +276,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
             "model, for texts that repeat themselves or their prompt. EAGLE, EAGLE3: a head of one layer that was "
             "trained for the model (EAGLE2: one of EAGLE, with trees), DFLASH: a few layers that draft a whole block "
             "at once, STANDALONE: a smaller model of the same vocabulary; all of --speculative-draft-model-path. For "
-            "the default model an EAGLE3 head and a DFLASH drafter are there.",
+            "the default model an EAGLE3 head comes along.",
             extra={"auto": "nobody"},
         ),
     ] = None
@@ -285,7 +285,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Directory of the head or drafter (config.json and safetensors, as published), or the model "
             "that drafts, as --model.",
-            extra={"auto": "with the default model and EAGLE3 or DFLASH, what was trained for it"},
+            extra={"auto": "with the default model and EAGLE3, the head that was trained for it"},
         ),
     ] = None
     speculative_num_steps: Annotated[
