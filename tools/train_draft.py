@@ -132,8 +132,7 @@ def _learn_eagle3(
     vocabulary = draft_vocabulary(texts, options.draft_vocab_size, vocab_size)
     layers = (2, num_layers // 2, num_layers - 3)
     spec = Eagle3Spec(**_shape(options, target), draft_vocab_size=len(vocabulary), layers=layers)
-    module = eagle3.train(target, texts, spec, vocabulary, how, options.depth, _tell)
-    eagle3.write(module, vocabulary, target, options.out)
+    eagle3.train(target, texts, spec, vocabulary, how, options.depth, options.out, _tell)
 
 
 def _learn_dflash(
@@ -148,8 +147,7 @@ def _learn_dflash(
         mask_id=ends[0],
         layers=(2, num_layers // 2, num_layers - 2),
     )
-    module = dflash.train(target, texts, spec, how, options.block_tokens, _tell)
-    dflash.write(module, target, options.out)
+    dflash.train(target, texts, spec, how, options.block_tokens, options.out, _tell)
 
 
 def _shape(options: argparse.Namespace, target: Target) -> dict[str, Any]:

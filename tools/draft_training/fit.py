@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tools.draft_training.target import Target
 
+SAVED_S = 60.0
 SHARE_KEPT = 0.4
 """Of the memory that is free, for what the target makes of texts."""
 
@@ -77,13 +78,16 @@ def fit(
     how: Training,
     loss_of: Callable[[Batch], Loss],
     told: Callable[[str], None],
+    save: Callable[[], None],
 ) -> None:
-    """Train the module's parameters. layers: of the target, before which hidden states are wanted."""
+    """Train the module's parameters. layers: of the target, before which hidden states are wanted; save: called every
+    SAVED_S seconds and at the end."""
     batches = batches_of(texts, how)
     total = len(batches) * how.epochs
     kept: dict[int, Batch] | None = {} if _have_room(target, batches, layers) else None
     optimiser = torch.optim.AdamW(module.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.01)
     rng, begin, shown = np.random.default_rng(how.seed), time.monotonic(), 0.0
+    saved = begin
     sums: Tensor | None = None
     order = (index for _ in range(how.epochs) for index in rng.permutation(len(batches)).tolist())
     for step, index in enumerate(order):
@@ -112,6 +116,10 @@ def fit(
             seconds = time.monotonic() - begin
             told(f"step {step + 1}/{total} loss {loss.value.item():.3f} hits {rates} {seconds:.0f} s")
             sums = None
+        if time.monotonic() - saved > SAVED_S:
+            saved = time.monotonic()
+            save()
+    save()
 
 
 def scales(target: Target, texts: Sequence[Text], layers: tuple[int, ...]) -> list[float]:

@@ -29,10 +29,11 @@ def train(
     spec: DFlashSpec,
     how: Training,
     most_tokens: int,
+    directory: Path,
     told: Callable[[str], None] = print,
-) -> DFlashModule:
-    """A drafter in float32 parameters on the target's device. most_tokens: of a step's blocks together.
-    Blocks are as long as they may be when a step drafts less."""
+) -> None:
+    """A drafter, written into a directory. most_tokens: of a step's blocks together. Blocks are as long as they may be
+    when a step drafts less."""
     device = target.decoder.device
     module = DFlashModule(spec, how.most_len + spec.block_size, how.seed).to(device)
     with torch.no_grad():
@@ -48,8 +49,10 @@ def train(
         blocks = min(max(most_tokens // size // len(batch.ids), 1), batch.ids.shape[1])
         return _loss(target, module, batch, vocabulary, mask, size, blocks, generator)
 
-    fit(module, target, texts, spec.layers, how, loss_of, told)
-    return module
+    def save() -> None:
+        write(module, target, directory)
+
+    fit(module, target, texts, spec.layers, how, loss_of, told, save)
 
 
 def _loss(

@@ -28,10 +28,11 @@ def train(
     vocabulary: np.ndarray,
     how: Training,
     depth: int,
+    directory: Path,
     told: Callable[[str], None] = print,
-) -> Eagle3Module:
-    """A head for spec (whose draft vocabulary is `vocabulary`), in float32 parameters on the target's device. depth:
-    steps that it is unrolled for."""
+) -> None:
+    """A head for spec (whose draft vocabulary is `vocabulary`), written into a directory. depth: steps that it is
+    unrolled for."""
     device = target.decoder.device
     module = Eagle3Module(spec, how.most_len + depth, how.seed).to(device)
     kept = torch.from_numpy(vocabulary).to(device)
@@ -45,8 +46,10 @@ def train(
     def loss_of(batch: Batch) -> Loss:
         return _loss(target, module, batch, kept, own_id, depth)
 
-    fit(module, target, texts, spec.layers, how, loss_of, told)
-    return module
+    def save() -> None:
+        write(module, vocabulary, target, directory)
+
+    fit(module, target, texts, spec.layers, how, loss_of, told, save)
 
 
 def _loss(target: Target, module: Eagle3Module, batch: Batch, kept: Tensor, own_id: Tensor, depth: int) -> Loss:

@@ -84,8 +84,7 @@ def test_it_learns(model: ModelFiles, tmp_path: Path) -> None:
     target = target_of(plain)
     told: list[str] = []
     how = Training(rate=4e-3, batch_tokens=1024, epochs=12)
-    module = train(target, texts, spec_of(1), how, 1024, told.append)
-    write(module, target, tmp_path / "drafter")
+    train(target, texts, spec_of(1), how, 1024, tmp_path / "drafter", told.append)
     harness = drafting(tmp_path, model, tmp_path / "drafter")
     fresh = answered(plain, 12, seed=2)
     for number, text in enumerate(fresh, start=1):

@@ -80,10 +80,8 @@ def test_it_learns(model: ModelFiles, tmp_path: Path) -> None:
     target = target_of(plain)
     vocabulary = draft_vocabulary(texts, 50, 60)
     told: list[str] = []
-    module = train(
-        target, texts, spec_of(50), vocabulary, Training(rate=4e-3, batch_tokens=1024, epochs=12), 3, told.append
-    )
-    write(module, vocabulary, target, tmp_path / "head")
+    how = Training(rate=4e-3, batch_tokens=1024, epochs=12)
+    train(target, texts, spec_of(50), vocabulary, how, 3, tmp_path / "head", told.append)
     harness = drafting(tmp_path, model, tmp_path / "head")
     fresh = answered(plain, 12, seed=2)
     for number, text in enumerate(fresh, start=1):
