@@ -9,8 +9,12 @@ from kernels import beams as reference
 from kernels.cuda import beams
 from tests.unit.kernels.beam_cases import Growth
 
+QUICK = (3, 7, 12, 19)
 
-@pytest.mark.parametrize("seed", range(20))
+
+@pytest.mark.parametrize(
+    "seed", [seed if seed in QUICK else pytest.param(seed, marks=pytest.mark.slow) for seed in range(20)]
+)
 def test_trees(seed: int, device: torch.device) -> None:
     growth = Growth(seed, device)
     one, frontiers, drafts = growth.grown(beams)
