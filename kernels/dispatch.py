@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,6 +107,8 @@ class KernelSet:
     quantise_rows: Callable[[Tensor], Tensor]
     norm_rows: Callable[[Tensor, Tensor, float], Tensor]
     add_norm_rows: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    concat: Callable[[Sequence[Tensor]], Tensor]
+    add_rows: Callable[[Tensor, Tensor], Tensor]
     step_inputs: Callable[[Tensor, Tensor | None, Tensor | None, SlotTensors, int, int, bool, StepInputs], None]
     sample: SampleKernel
     argmax_rows: Callable[[Tensor], Tensor]
@@ -139,9 +141,12 @@ FORWARD_OPS = (
     "quantise_rows",
     "norm_rows",
     "add_norm_rows",
+    "concat",
+    "add_rows",
     "argmax_rows",
 )
-"""What a forward pass over packed weights calls: if all are native, it can be recorded (kernels.cpu.program)."""
+"""What passes over packed weights call, drafters' too: if all are native, they can be recorded, see
+kernels.cpu.program."""
 
 
 def select(

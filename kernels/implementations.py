@@ -104,6 +104,8 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "quantise_rows": _ways("quantise_rows", "packed", native="linear"),
         "norm_rows": _ways("norm_rows", "packed", native="norm"),
         "add_norm_rows": _ways("add_norm_rows", "packed", native="norm"),
+        "concat": _ways("concat", "rows", native="rows"),
+        "add_rows": _ways("add_rows", "rows", native="rows"),
         "step_inputs": _ways("step_inputs", "step", triton="step"),
         "sample": _ways("sample", "sampling", native="sampling", triton="sampling"),
         "argmax_rows": _ways("argmax_rows", "sampling", native="sampling", triton="sampling"),

@@ -73,8 +73,7 @@ def _cpu_device(
     memory = make_memory(config, model, decoder, num_tokens, numerics.kv_dtype)
     verifier = drafting.verifier(memory)
     forward: Forward = EagerForward(decoder, memory.slots, memory.pages, knows_lengths=verifier is None)
-    # What follows the passes is not recorded.
-    if numerics.packed and group.size == 1 and can_record(kernels) and decoder.follower is None:
+    if numerics.packed and group.size == 1 and can_record(kernels):
         most_tokens = max(config.chunked_prefill_size, config.max_running_requests)
         forward = ProgramForward(decoder, memory.slots, memory.pages, most_tokens, forward)
     runner = ModelRunner(decoder, kernels, memory.kv_pool, memory.slots, forward, options.logprobs_mode, verifier)

@@ -7,7 +7,7 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 from enum import IntEnum
 from typing import ClassVar
 
-ABI = 3
+ABI = 4
 """Changes with every change of these structs; a library of another number is not used."""
 
 
@@ -189,6 +189,19 @@ class ScoreArgs(Args):
         ("chosen", c_void_p),
         ("ids", c_void_p),
         ("tops", c_void_p),
+    )
+
+
+class CopyArgs(Args):
+    KIND = 10
+    BUFFERS = ("x", "out")
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("dim", c_int64),
+        ("adds", c_int64),
     )
 
 

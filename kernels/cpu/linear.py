@@ -23,6 +23,7 @@ def quantise_rows(x: Tensor) -> Tensor:
 def packed_embed(table: PackedMatrix, ids: Tensor) -> Tensor:
     """`kernels.packed.packed_embed`."""
     num_tokens = ids.shape[0]
+    assert num_tokens == 1 or ids.stride() == (1,), "ids must be dense"
     out = empty(num_tokens, table.cols)
     emit(EmbedArgs(ctypes.addressof(table.struct), ids.data_ptr(), out.data_ptr(), table.cols), num_tokens)
     return out

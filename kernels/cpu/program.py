@@ -94,7 +94,7 @@ class Recording:
             for output, result in zip(outputs, results, strict=True)
             if output is not None
         ]
-        return Program(self._args, [*self._marks, len(self._args)], places, size, self.trees)
+        return Program(self._args, [*self._marks, len(self._args)], places, arena, self.trees)
 
     def _find(self, pointer: int) -> _Buffer | None:
         index = bisect_right(self._buffers, pointer, key=_address) - 1
@@ -118,16 +118,21 @@ class Program:
     """
 
     def __init__(
-        self, args: list[Args], ends: list[int], results: list[Tensor], arena_bytes: int, trees: StepTrees
+        self, args: list[Args], ends: list[int], results: list[Tensor], arena: Tensor, trees: StepTrees
     ) -> None:
         self.trees = trees
         """Read by all attention of a run; none unless set."""
-        self.arena_bytes = arena_bytes
+        self._arena = arena
         self.results = tuple(results)
         """For the most tokens; a run writes the first of them, and the next run overwrites them."""
         self._args = args
         self._ops = (Op * len(args))(*(op(one) for one in args))
         self._ends = sorted(set(ends))
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of its own."""
+        return self._arena.nbytes
 
     def run(self, num_tokens: int, num_rows: int) -> None:
         """Run all ops."""

@@ -33,6 +33,10 @@ class Weight(Protocol):
         """`[num_tokens, in_dim] -> [num_tokens, out_dim]`; also takes what the method's norms and gates give."""
         ...
 
+    def apply_from(self, x: Tensor, start: int) -> Tensor:
+        """The outputs of apply from `start` on: where a part begins, or anywhere in a dense matrix."""
+        ...
+
     def apply_gated(self, x: Tensor) -> Tensor:
         """`silu(first half) * second half` of apply, as input of another layer of this method."""
         ...
@@ -89,6 +93,9 @@ class DenseWeight:
 
     def apply(self, x: Tensor) -> Tensor:
         return self.kernels.linear(x, self.weight, self.bias)
+
+    def apply_from(self, x: Tensor, start: int) -> Tensor:
+        return self.kernels.linear(x, self.weight[start:], None if self.bias is None else self.bias[start:])
 
     def apply_gated(self, x: Tensor) -> Tensor:
         return self.kernels.gated_linear(x, self.weight, self.bias)
@@ -167,6 +174,10 @@ class Linear:
         """`[num_tokens, in_dim] -> [num_tokens, sum of the parts' out_dim]`, this process's share of those split."""
         return self._joined(self._weight.apply(x))
 
+    def outputs_from(self, x: Tensor, start: int) -> Tensor:
+        """The outputs from `start` on, see Weight.apply_from; not of a layer whose input is split."""
+        return self._weight.apply_from(x, start)
+
     def gated(self, x: Tensor) -> Tensor:
         """`silu(first part) * second part` as input of the next layer; two parts of equal size."""
         return self._weight.apply_gated(x)
@@ -180,15 +191,16 @@ class Linear:
         return {f"{self.name}.{key}": tensor for key, tensor in self._weight.parameters().items()}
 
     def targets(self, prefix: str) -> dict[str, LoadTarget]:
-        """What to load, named `{prefix}.{part}.weight` and `{prefix}.{part}.bias`."""
+        """What to load, named `{prefix}.{part}.weight` and `{prefix}.{part}.bias`; without the dot where there is no
+        prefix."""
         found: dict[str, LoadTarget] = {}
         for part in self._parts:
-            weight = (part.out_dim, self._in_dim)
-            found[f"{prefix}.{part.name}.weight"] = LoadTarget(
+            name, weight = f"{prefix}.{part.name}".lstrip("."), (part.out_dim, self._in_dim)
+            found[f"{name}.weight"] = LoadTarget(
                 weight, partial(self._load_weight, part.name), takes_packed=self._method.takes_packed
             )
             if self._bias:
-                found[f"{prefix}.{part.name}.bias"] = LoadTarget((part.out_dim,), partial(self._load_bias, part.name))
+                found[f"{name}.bias"] = LoadTarget((part.out_dim,), partial(self._load_bias, part.name))
         return found
 
     def _load_weight(self, part: str, value: Tensor | PackedRows) -> None:

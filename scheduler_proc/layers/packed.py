@@ -36,6 +36,8 @@ class PackedWeight:
         self._bias = bias
         self._parts: dict[int, PackedMatrix] = {}
         """By first output row."""
+        self._layers_from: dict[int, PackedLinear] = {}
+        """What was applied of the layer alone, by first output row."""
 
     def load(self, name: str, rows: slice, value: Tensor | PackedRows) -> None:
         if name == "weight":
@@ -55,8 +57,14 @@ class PackedWeight:
 
     def apply(self, x: Tensor) -> Tensor:
         """x: activation rows, or float32, which is quantised first."""
-        rows = x if x.dtype == torch.uint8 else self._kernels.quantise_rows(x)
-        return self._kernels.packed_linear(self._layer, rows)
+        return self._kernels.packed_linear(self._layer, self._rows(x))
+
+    def apply_from(self, x: Tensor, start: int) -> Tensor:
+        layer = self._layers_from.get(start)
+        if layer is None:
+            assert start in self._parts, "a matrix is applied as a whole"
+            layer = self._layers_from[start] = self._layer_from(start)
+        return self._kernels.packed_linear(layer, self._rows(x))
 
     def apply_gated(self, x: Tensor) -> Tensor:
         return self._kernels.packed_gated_linear(self._layer, x)
@@ -66,6 +74,13 @@ class PackedWeight:
 
     @cached_property
     def _layer(self) -> PackedLinear:
-        layer = PackedLinear([matrix for _, matrix in sorted(self._parts.items())], self._bias)
-        assert layer.out_dim == self._out_dim, "a part of the layer was not loaded"
+        return self._layer_from(0)
+
+    def _layer_from(self, start: int) -> PackedLinear:
+        matrices = [matrix for begin, matrix in sorted(self._parts.items()) if begin >= start]
+        layer = PackedLinear(matrices, None if self._bias is None else self._bias[start:])
+        assert layer.out_dim == self._out_dim - start, "a part of the layer was not loaded"
         return layer
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x if x.dtype == torch.uint8 else self._kernels.quantise_rows(x)

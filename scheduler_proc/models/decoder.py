@@ -70,6 +70,8 @@ class Decoder:
         self.device = device
         self.dtype = dtype
         self.kernels = kernels
+        self.method = method
+        """How its weights are kept."""
         kv_heads = max(1, spec.num_kv_heads // group.size)
         self.kv_shape = KvShape(spec.num_layers, kv_heads, spec.head_dim)
         self._embed = _table("embed", spec, method, group, device, dtype)
@@ -125,10 +127,18 @@ class Decoder:
         what rotary uses; locations: int64 `[num_tokens]`, `page * page_size + offset` where each token's key and value
         go; kv: per layer `[num_pages, 2, page_size, num_kv_heads, head_dim]`.
         """
+        x, states = self.states(inputs, positions, batch, locations, kv)
+        if self.follower is not None:
+            self.follower.follow(inputs, positions, batch, locations, states)
+        return x
+
+    def states(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, kv: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`forward` without the follower's part: what it gives, and the hidden states that the follower wants."""
         x = self.embed(inputs)
         residual: Tensor | None = None
-        follower = self.follower
-        wanted = () if follower is None else follower.layers
+        wanted = () if self.follower is None else self.follower.layers
         states: list[Tensor] = []
         for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
             if residual is None:
@@ -137,7 +147,7 @@ class Decoder:
                 x, residual = layer.attn_norm.add(x, residual)
             if index in wanted:
                 # What comes next adds to it in place.
-                states.append(residual.clone())
+                states.append(self.kernels.concat([residual]))
             x = layer.attn(x, positions, self._cos_sin, batch, locations, layer_kv)
             x, residual = layer.mlp_norm.add(x, residual)
             x = layer.mlp(x)
@@ -146,14 +156,12 @@ class Decoder:
             x = self._norm(x)
         else:
             x, residual = self._norm.add(x, residual)
-        if follower is not None:
-            if len(self._layers) in wanted:
-                assert residual is not None, "a model without layers has no hidden states"
-                states.append(residual)
-            if len(self._layers) + 1 in wanted:
-                states.append(x)
-            follower.follow(inputs, positions, batch, locations, states)
-        return x
+        if len(self._layers) in wanted:
+            assert residual is not None, "a model without layers has no hidden states"
+            states.append(residual)
+        if len(self._layers) + 1 in wanted:
+            states.append(x)
+        return x, states
 
     def embed(self, inputs: Tensor) -> Tensor:
         """`[num_tokens, hidden]` in the model's dtype, of token ids int64 `[num_tokens]` or embeddings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -21,9 +22,9 @@ class Predict(Protocol):
     def __call__(
         self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [num_tokens, vocab] after tokens (the target's ids, int64 [num_tokens]), and features [num_tokens,
-        size] for who comes next; features: those of who came before; the rest is as for Decoder.forward, all of it
-        dense."""
+        """What logits are made of [num_tokens, hidden] after tokens (the target's ids, int64 [num_tokens]), and
+        features [num_tokens, size] for who comes next, valid until the next call; features: those of who came before;
+        the rest is as for Decoder.forward, all of it dense."""
         ...
 
 
@@ -34,14 +35,17 @@ class Beams:
         self,
         kernels: KernelSet,
         predict: Predict,
+        logits: Callable[[Tensor], Tensor],
         offsets: Tensor | None,
         room: Room,
         last_token: Tensor,
         features: Tensor,
     ) -> None:
-        """offsets: int64 [vocab], what the target's ids differ by from the drafter's, None: nothing; last_token: int64
-        [n], of the rows; features: [n, size], what predict takes for those."""
-        self._kernels, self._predict, self._offsets, self._room = kernels, predict, offsets, room
+        """logits: [num_tokens, vocab] of what predict gives; offsets: int64 [vocab], what the target's ids differ by
+        from the drafter's, None: nothing; last_token: int64 [n], of the rows; features: [n, size], what predict takes
+        for those."""
+        self._kernels, self._predict, self._logits, self._offsets = kernels, predict, logits, offsets
+        self._room = room
         self._token, self._features = last_token, features
 
     def drafts(self, num_steps: int, top_k: int, num_drafts: int) -> Drafts:
@@ -61,8 +65,8 @@ class Beams:
         drafted: list[Tensor] = []
         for step in range(steps):
             batch = AttentionBatch(q_lens, kv_lens[step], room.longest, room.table, room.page_size)
-            logits, features = self._predict(token, features, positions[step], batch, locations[step])
-            token = self._kernels.likeliest(logits, 1, self._offsets)[1].squeeze(1)
+            states, features = self._predict(token, features, positions[step], batch, locations[step])
+            token = self._kernels.likeliest(self._logits(states), 1, self._offsets)[1].squeeze(1)
             drafted.append(token)
         none = [torch.full_like(token, -1)] * (num_drafts - steps)
         return Drafts(torch.stack((*drafted, *none), dim=1))
@@ -80,10 +84,12 @@ class Beams:
         nodes = token.unsqueeze(1)
         for step in range(steps):
             size = nodes.shape[1]
-            at = (part[:, :size].contiguous().flatten() for part in (positions, locations))
-            logits, features = self._pass(nodes, before, frontier, *at)
-            last = logits.view(num_rows, size, -1)[:, -width:] if step else logits.view(num_rows, 1, -1)
-            log_probs, ids = kernels.likeliest(last.flatten(0, 1), width, self._offsets)
+            # Of one column flatten would give a view that is not dense.
+            at = tuple(part[:, :size].contiguous().flatten() for part in (positions, locations))
+            states, features = self._pass(nodes, before, frontier, *at)
+            # Those before were extended when they were the last.
+            last = states.view(num_rows, size, -1)[:, -width:].flatten(0, 1)
+            log_probs, ids = kernels.likeliest(self._logits(last), width, self._offsets)
             frontier = kernels.grow(log_probs, ids, candidates, token, frontier, step)
             nodes = frontier.tokens
             if step + 1 < steps:
@@ -100,7 +106,7 @@ class Beams:
     def _pass(
         self, nodes: Tensor, before: Tensor, frontier: Frontier | None, positions: Tensor, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits and features of all nodes int64 [n, m], node 0 first."""
+        """What logits are made of, and features, of all nodes int64 [n, m], node 0 first."""
         room, (num_rows, size) = self._room, nodes.shape
         kv_lens = torch.where(room.active, room.context + size, size)
         tree = None if frontier is None else TreeMask(frontier.visible, frontier.depths)

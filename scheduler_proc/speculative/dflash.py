@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, AttentionSpec
-from kernels.dispatch import KernelSet
-from scheduler_proc.layers.norm import RmsNorm
 from scheduler_proc.layers.rotary import cos_sin_cache
-from scheduler_proc.speculative.head import HeadSpec
+from scheduler_proc.layers.target import LoadTarget
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.speculative.head import HeadSpec, LayerMaker, unused_queries
 
 
 @dataclass(frozen=True)
@@ -39,57 +38,58 @@ class DFlashSpec(HeadSpec):
 
 
 class _Layer:
-    """Weights of one layer; rows of matrices are outputs."""
+    """Weights of one layer."""
 
-    def __init__(self, spec: DFlashSpec, index: int, kernels: KernelSet, device: torch.device, dtype: torch.dtype):
+    def __init__(self, spec: DFlashSpec, index: int, make: LayerMaker) -> None:
+        self.name = name = f"layers.{index}"
         hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
-        self.q_size, self.kv_size = spec.num_heads * dim, spec.num_kv_heads * dim
-
-        def empty(*shape: int) -> Tensor:
-            return torch.zeros(*shape, device=device, dtype=dtype)
-
-        def norm(name: str) -> RmsNorm:
-            name = f"layers.{index}.{name}"
-            return RmsNorm(name, hidden, spec.norm_eps, kernels=kernels, device=device, dtype=dtype)
-
-        self.qkv = empty(self.q_size + 2 * self.kv_size, hidden)
-        self.o = empty(hidden, self.q_size)
-        self.q_norm, self.k_norm = empty(dim), empty(dim)
-        self.gate_up, self.down = empty(2 * inner, hidden), empty(hidden, inner)
-        self.attn_norm, self.mlp_norm = norm("input_layernorm"), norm("post_attention_layernorm")
+        q_size, kv_size = spec.num_heads * dim, spec.num_kv_heads * dim
+        self.sizes = [q_size, kv_size, kv_size]
+        """Of queries, keys and values."""
+        self.qkv = make.linear("qkv", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, hidden)
+        self.o = make.linear("o", {"o_proj": hidden}, q_size)
+        self.gate_up = make.linear("gate_up", {"gate_proj": inner, "up_proj": inner}, hidden)
+        self.down = make.linear("down", {"down_proj": hidden}, inner)
+        self.q_norm, self.k_norm = (make.norm(f"{name}.self_attn.{part}_norm", dim) for part in "qk")
+        self.attn_norm = make.norm(f"{name}.input_layernorm", hidden, before_linear=True)
+        self.mlp_norm = make.norm(f"{name}.post_attention_layernorm", hidden, before_linear=True)
         self.attention = AttentionSpec(dim**-0.5, window=spec.windows[index])
+
+    def targets(self) -> dict[str, LoadTarget]:
+        attention, mlp = f"{self.name}.self_attn", f"{self.name}.mlp"
+        found = self.qkv.targets(attention) | self.o.targets(attention)
+        found |= self.gate_up.targets(mlp) | self.down.targets(mlp)
+        for norm in (self.q_norm, self.k_norm, self.attn_norm, self.mlp_norm):
+            found |= norm.targets()
+        return found
 
 
 class DFlashModel:
-    """Weights and computation. Parameters are filled by who makes it."""
+    """Weights and computation, by operations alone, so that a pass can be recorded (kernels.cpu.program). Weights are
+    loaded by who makes it."""
 
-    def __init__(
-        self, spec: DFlashSpec, kernels: KernelSet, device: torch.device, dtype: torch.dtype, max_position: int
-    ) -> None:
+    def __init__(self, spec: DFlashSpec, target: Decoder, max_position: int) -> None:
         """max_position: positions that will be asked for at most."""
         self.spec = spec
-        self.dtype = dtype
-        self._kernels = kernels
-        hidden = spec.hidden_size
-        self.fc = torch.zeros(hidden, len(spec.layers) * hidden, device=device, dtype=dtype)
-        self.hidden_norm, self.norm = (
-            RmsNorm(name, hidden, spec.norm_eps, kernels=kernels, device=device, dtype=dtype)
-            for name in ("hidden_norm", "norm")
-        )
-        self._layers = [_Layer(spec, index, kernels, device, dtype) for index in range(spec.num_layers)]
-        self._cos_sin = cos_sin_cache(spec.rope, spec.head_dim, max_position, device)
+        self._dtype = target.dtype
+        self._kernels = target.kernels
+        hidden, make = spec.hidden_size, LayerMaker(target, spec.norm_eps)
+        self._unused_queries = unused_queries(spec.head_dim, make)
+        self._fc = make.linear("fc", {"fc": hidden}, len(spec.layers) * hidden)
+        self._hidden_norm = make.norm("hidden_norm", hidden, before_linear=True)
+        self._norm = make.norm("norm", hidden)
+        self._layers = [_Layer(spec, index, make) for index in range(spec.num_layers)]
+        self._cos_sin = cos_sin_cache(spec.rope, spec.head_dim, max_position, target.device)
 
     def store(self, states: list[Tensor], positions: Tensor, locations: Tensor, kv: Sequence[Tensor]) -> None:
         """Write keys and values of a text's tokens: states: [num_tokens, hidden] of the target, for each of `layers`;
         positions, locations: int64 [num_tokens]; kv: pages, by layer."""
-        features = self._kernels.linear(torch.cat(states, dim=-1).to(self.dtype), self.fc, None)
-        features = self.hidden_norm(features)
-        # Only keys and values are wanted, but what stores them wants queries, too: those of one head.
-        dim = self.spec.head_dim
+        features = self._hidden_norm(self._fc(self._kernels.concat(states).to(self._dtype)))
+        unused = self._unused_queries
         for layer, layer_kv in zip(self._layers, kv, strict=True):
-            parts = self._kernels.linear(features, layer.qkv[layer.q_size - dim :], None)
-            q, k, v = self._heads(parts, [dim, layer.kv_size, layer.kv_size])
-            self._store(q, k, v, positions, locations, layer_kv, layer)
+            q_size, *kv_sizes = layer.sizes
+            parts = layer.qkv.outputs_from(features, q_size - unused)
+            self._store(parts, [unused, *kv_sizes], positions, locations, layer_kv, layer)
 
     def block(
         self, embeds: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, kv: Sequence[Tensor]
@@ -98,44 +98,28 @@ class DFlashModel:
 
         embeds: [num_tokens, hidden]; batch: what each of them sees, as a row of its own; the rest is as for `store`.
         """
-        x, residual = embeds.to(self.dtype), None
+        x, residual = embeds.to(self._dtype), None
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             x, residual = (layer.attn_norm(x), x) if residual is None else layer.attn_norm.add(x, residual)
-            parts = self._kernels.linear(x, layer.qkv, None)
-            q, k, v = self._heads(parts, [layer.q_size, layer.kv_size, layer.kv_size])
-            self._store(q, k, v, positions, locations, layer_kv, layer)
+            q = self._store(layer.qkv(x), layer.sizes, positions, locations, layer_kv, layer)
             out = self._kernels.paged_attention(q, layer_kv, batch, layer.attention)
-            x, residual = layer.mlp_norm.add(self._kernels.linear(out.flatten(1), layer.o, None), residual)
-            x = self._kernels.linear(self._kernels.gated_linear(x, layer.gate_up, None), layer.down, None)
+            x, residual = layer.mlp_norm.add(layer.o(out.flatten(1)), residual)
+            x = layer.down(layer.gate_up.gated(x))
         assert residual is not None, "a drafter without layers"
-        return self.norm.add(x, residual)[0]
-
-    def _heads(self, x: Tensor, sizes: list[int]) -> list[Tensor]:
-        return [part.unflatten(-1, (-1, self.spec.head_dim)) for part in x.split(sizes, dim=-1)]
+        return self._norm.add(x, residual)[0]
 
     def _store(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, locations: Tensor, kv: Tensor, layer: _Layer
-    ) -> None:
-        eps, norms = self.spec.norm_eps, (layer.q_norm, layer.k_norm)
+        self, parts: Tensor, sizes: list[int], positions: Tensor, locations: Tensor, kv: Tensor, layer: _Layer
+    ) -> Tensor:
+        """Write keys and values of parts, which are queries, keys and values of these sizes; returns the queries."""
+        dim, eps, norms = self.spec.head_dim, self.spec.norm_eps, (layer.q_norm.weight, layer.k_norm.weight)
+        q, k, v = (part.unflatten(-1, (part.shape[-1] // dim, dim)) for part in parts.split(sizes, dim=-1))
         self._kernels.rope_store(q, k, v, positions, self._cos_sin, kv, locations, *norms, eps)
+        return q
 
-    def parameters(self) -> dict[str, Tensor]:
-        """By published names; parts of what is stored."""
-        inner = self.spec.intermediate_size
-        places = {"fc.weight": self.fc, "hidden_norm.weight": self.hidden_norm.weight, "norm.weight": self.norm.weight}
-        for index, layer in enumerate(self._layers):
-            name, q, k = f"layers.{index}", layer.q_size, layer.q_size + layer.kv_size
-            places |= {
-                f"{name}.self_attn.q_proj.weight": layer.qkv[:q],
-                f"{name}.self_attn.k_proj.weight": layer.qkv[q:k],
-                f"{name}.self_attn.v_proj.weight": layer.qkv[k:],
-                f"{name}.self_attn.o_proj.weight": layer.o,
-                f"{name}.self_attn.q_norm.weight": layer.q_norm,
-                f"{name}.self_attn.k_norm.weight": layer.k_norm,
-                f"{name}.mlp.gate_proj.weight": layer.gate_up[:inner],
-                f"{name}.mlp.up_proj.weight": layer.gate_up[inner:],
-                f"{name}.mlp.down_proj.weight": layer.down,
-                f"{name}.input_layernorm.weight": layer.attn_norm.weight,
-                f"{name}.post_attention_layernorm.weight": layer.mlp_norm.weight,
-            }
-        return places
+    def targets(self) -> dict[str, LoadTarget]:
+        """What to load, by published names."""
+        found = self._fc.targets("") | self._hidden_norm.targets() | self._norm.targets()
+        for layer in self._layers:
+            found |= layer.targets()
+        return found

@@ -13,6 +13,7 @@ from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.dflash import DFlashModel
+from scheduler_proc.speculative.recorded import MakePass
 from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -26,14 +27,22 @@ class DFlashDrafter:
     """
 
     def __init__(
-        self, model: DFlashModel, decoder: Decoder, slots: DeviceSlots, pages: Pages, kv: Sequence[Tensor]
+        self,
+        model: DFlashModel,
+        decoder: Decoder,
+        slots: DeviceSlots,
+        pages: Pages,
+        kv: Sequence[Tensor],
+        make_pass: MakePass,
     ) -> None:
-        """kv: the drafter's pages, by layer."""
+        """kv: the drafter's pages, by layer; make_pass: how it is run."""
         self._model = model
         self._decoder = decoder
         self._slots = slots
         self._pages = pages
         self.kv = kv
+        self._block = make_pass(self._block_states, ())
+        self._store = make_pass(self._store_states, [decoder.spec.hidden_size] * len(model.spec.layers))
 
     # -- drafter ------------------------------------------------------------------------------------------------------
 
@@ -67,12 +76,16 @@ class DFlashDrafter:
             room.table.repeat_interleave(size, dim=0),
             room.page_size,
         )
-        states = self._model.block(
-            self._decoder.embed(tokens.flatten()), positions.flatten(), batch, locations.flatten(), self.kv
-        )
+        (states,) = self._block(tokens.flatten(), positions.flatten(), batch, locations.flatten(), [])
         masks = states.view(num_rows, size, -1)[:, 1:].flatten(0, 1).to(self._decoder.dtype)
         best = self._decoder.kernels.argmax_rows(self._decoder.logits(masks))
         return Drafts(best.view(num_rows, num_drafts).long())
+
+    def _block_states(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        """See Pass."""
+        return (self._model.block(self._decoder.embed(inputs), positions, batch, locations, self.kv),)
 
     # -- follower -----------------------------------------------------------------------------------------------------
 
@@ -88,4 +101,11 @@ class DFlashDrafter:
         self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
     ) -> None:
         """See Follower."""
+        self._store(inputs, positions, batch, locations, states)
+
+    def _store_states(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        """See Pass."""
         self._model.store(states, positions, locations, self.kv)
+        return ()

@@ -45,8 +45,8 @@ def read_spec(directory: Path, target: Decoder) -> DFlashSpec:
 def load_drafter(directory: Path, target: Decoder, max_position: int) -> DFlashModel:
     """The drafter in a directory, on its target's device and in its dtype. Raises ModelFileError, ConfigError."""
     spec = read_spec(directory, target)
-    model = DFlashModel(spec, target.kernels, target.device, target.dtype, max_position)
-    fill(directory, "DFlash drafter", model.parameters(), renamed=_RENAMED, ignored=IGNORED)
+    model = DFlashModel(spec, target, max_position)
+    fill(directory, "DFlash drafter", model.targets(), renamed=_RENAMED, ignored=IGNORED)
     return model
 
 

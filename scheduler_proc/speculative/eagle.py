@@ -9,27 +9,26 @@ states are normed, and so are what it learnt to give.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.models.decoder import Decoder
-from scheduler_proc.speculative.head import HeadLayer, HeadSpec
+from scheduler_proc.speculative.head import HeadLayer, HeadSpec, LayerMaker
 
 
 class EagleHead:
-    """Weights and computation, see Head. Parameters are filled by who makes it."""
+    """Weights and computation, see Head. Weights are loaded by who makes it."""
 
     def __init__(self, spec: HeadSpec, target: Decoder, max_position: int) -> None:
         self.spec = spec
         self.layers = (target.spec.num_layers + 1,)
         self.num_ids = target.spec.vocab_size
         self._target = target
-        hidden, device, dtype = spec.hidden_size, target.device, target.dtype
-        self.fc = torch.zeros(hidden, 2 * hidden, device=device, dtype=dtype)
-        self.fc_bias = torch.zeros(hidden, device=device, dtype=dtype)
-        """Of zeros for heads without."""
-        self.layer = HeadLayer(spec, hidden, target.kernels, device, dtype, max_position)
+        hidden, make = spec.hidden_size, LayerMaker(target, spec.norm_eps)
+        self.fc = make.linear("fc", {"fc": hidden}, 2 * hidden, bias=True)
+        """Its bias is of zeros for heads without."""
+        self.layer = HeadLayer("layers.0", spec, hidden, make, max_position)
 
     @property
     def offsets(self) -> None:
@@ -37,8 +36,7 @@ class EagleHead:
 
     def features(self, states: list[Tensor]) -> Tensor:
         """See Head."""
-        (last,) = states
-        return last
+        return self._target.kernels.concat(states)
 
     def store(self, embeds: Tensor, features: Tensor, positions: Tensor, locations: Tensor, kv: Tensor) -> None:
         """See Head."""
@@ -55,14 +53,18 @@ class EagleHead:
     ) -> tuple[Tensor, Tensor]:
         """See Head."""
         x = self._input(embeds, features)
-        queries = self.layer.store(x, positions, locations, kv)
+        queries = self.layer.queries(x, positions, locations, kv)
         out, residual = self.layer.rest(queries, x, batch, kv)
-        hidden = out + residual
-        return self._target.logits(hidden), hidden
+        hidden = self._target.kernels.add_rows(out, residual)
+        return hidden, hidden
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See Head."""
+        return self._target.logits(states)
 
     def _input(self, embeds: Tensor, features: Tensor) -> Tensor:
-        return self._target.kernels.linear(torch.cat((embeds, features), dim=-1), self.fc, self.fc_bias)
+        return self.fc(self._target.kernels.concat([embeds, features]))
 
-    def parameters(self) -> dict[str, Tensor]:
-        """By published names."""
-        return {"fc.weight": self.fc, "fc.bias": self.fc_bias, **self.layer.parameters("layers.0.")}
+    def targets(self) -> dict[str, LoadTarget]:
+        """What to load, by published names."""
+        return self.fc.targets("") | self.layer.targets()

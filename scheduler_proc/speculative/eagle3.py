@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.dispatch import KernelSet
-from scheduler_proc.layers.norm import RmsNorm
-from scheduler_proc.speculative.head import HeadLayer, HeadSpec
+from kernels.packed_rows import PackedRows
+from scheduler_proc.layers.target import LoadTarget
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.speculative.head import HeadLayer, HeadSpec, LayerMaker
+
+_LAYER = "midlayer"
 
 
 @dataclass(frozen=True)
@@ -29,31 +32,23 @@ class Eagle3Spec(HeadSpec):
 
 
 class Eagle3Head:
-    """Weights and computation, see Head. Parameters are filled by who makes it."""
+    """Weights and computation, see Head. Weights are loaded by who makes it."""
 
-    def __init__(
-        self,
-        spec: Eagle3Spec,
-        kernels: KernelSet,
-        device: torch.device,
-        dtype: torch.dtype,
-        max_position: int,
-    ) -> None:
+    def __init__(self, spec: Eagle3Spec, target: Decoder, max_position: int) -> None:
         self.spec = spec
         self.layers = spec.layers
         self.num_ids = spec.draft_vocab_size
-        self._kernels = kernels
-        hidden = spec.hidden_size
-
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm(name, hidden, spec.norm_eps, kernels=kernels, device=device, dtype=dtype)
-
-        self.fc = torch.zeros(hidden, len(spec.layers) * hidden, device=device, dtype=dtype)
-        self.layer = HeadLayer(spec, 2 * hidden, kernels, device, dtype, max_position)
-        self.lm_head = torch.zeros(spec.draft_vocab_size, hidden, device=device, dtype=dtype)
-        self.d2t = torch.zeros(spec.draft_vocab_size, dtype=torch.int64, device=device)
+        self._kernels = target.kernels
+        self._dtype = target.dtype
+        hidden, make = spec.hidden_size, LayerMaker(target, spec.norm_eps)
+        self.fc = make.linear("fc", {"fc": hidden}, len(spec.layers) * hidden)
+        self.layer = HeadLayer(_LAYER, spec, 2 * hidden, make, max_position)
+        self.lm_head = make.linear("lm_head", {"lm_head": spec.draft_vocab_size}, hidden)
+        self.d2t = torch.zeros(spec.draft_vocab_size, dtype=torch.int64, device=target.device)
         """What a draft's id and its target's differ by."""
-        self.embed_norm, self.hidden_norm, self.norm = norm("input_layernorm"), norm("hidden_norm"), norm("norm")
+        self.embed_norm = make.norm(f"{_LAYER}.input_layernorm", hidden)
+        self.hidden_norm = make.norm(f"{_LAYER}.hidden_norm", hidden)
+        self.norm = make.norm("norm", hidden)
 
     @property
     def offsets(self) -> Tensor:
@@ -62,7 +57,7 @@ class Eagle3Head:
 
     def features(self, states: list[Tensor]) -> Tensor:
         """See Head."""
-        return self._kernels.linear(torch.cat(states, dim=-1).to(self.fc.dtype), self.fc, None)
+        return self.fc(self._kernels.concat(states).to(self._dtype))
 
     def store(self, embeds: Tensor, features: Tensor, positions: Tensor, locations: Tensor, kv: Tensor) -> None:
         """See Head."""
@@ -78,23 +73,25 @@ class Eagle3Head:
         kv: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See Head."""
-        queries = self.layer.store(self._input(embeds, features), positions, locations, kv)
-        x, residual = self.layer.rest(queries, features.clone(), batch, kv)
-        normed, hidden = self.norm.add(x, residual)
-        return self._kernels.linear(normed, self.lm_head, None), hidden
+        queries = self.layer.queries(self._input(embeds, features), positions, locations, kv)
+        # What comes next adds to it in place.
+        x, residual = self.layer.rest(queries, self._kernels.concat([features]), batch, kv)
+        return self.norm.add(x, residual)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See Head."""
+        return self.lm_head(states)
 
     def _input(self, embeds: Tensor, features: Tensor) -> Tensor:
-        return torch.cat((self.embed_norm(embeds.to(self.fc.dtype)), self.hidden_norm(features)), dim=-1)
+        return self._kernels.concat([self.embed_norm(embeds.to(self._dtype)), self.hidden_norm(features)])
 
-    def parameters(self) -> dict[str, Tensor]:
-        """By published names."""
-        layer = "midlayer."
-        return {
-            "fc.weight": self.fc,
-            **self.layer.parameters(layer),
-            f"{layer}input_layernorm.weight": self.embed_norm.weight,
-            f"{layer}hidden_norm.weight": self.hidden_norm.weight,
-            "norm.weight": self.norm.weight,
-            "lm_head.weight": self.lm_head,
-            "d2t": self.d2t,
-        }
+    def targets(self) -> dict[str, LoadTarget]:
+        """What to load, by published names."""
+        found = self.fc.targets("") | self.layer.targets() | self.lm_head.targets("")
+        for norm in (self.embed_norm, self.hidden_norm, self.norm):
+            found |= norm.targets()
+        return found | {"d2t": LoadTarget(tuple(self.d2t.shape), self._load_d2t)}
+
+    def _load_d2t(self, tensor: Tensor | PackedRows) -> None:
+        assert isinstance(tensor, Tensor)
+        self.d2t.copy_(tensor)

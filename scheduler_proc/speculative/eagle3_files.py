@@ -46,8 +46,8 @@ def _layers(config: JsonFile, num_layers: int) -> tuple[int, ...]:
 def load_head(directory: Path, target: Decoder, max_position: int) -> Eagle3Head:
     """The head in a directory, on its target's device and in its dtype. Raises ModelFileError, ConfigError."""
     spec = read_spec(directory, target.spec.hidden_size, target.spec.num_layers)
-    head = Eagle3Head(spec, target.kernels, target.device, target.dtype, max_position)
-    fill(directory, "EAGLE-3 head", head.parameters(), renamed=_RENAMED, ignored=IGNORED)
+    head = Eagle3Head(spec, target, max_position)
+    fill(directory, "EAGLE-3 head", head.targets(), renamed=_RENAMED, ignored=IGNORED)
     ids = torch.arange(spec.draft_vocab_size, device=head.d2t.device) + head.d2t
     if int(ids.min()) < 0 or int(ids.max()) >= target.spec.vocab_size:
         raise ModelFileError(f"{directory}: d2t names tokens beyond the model's {target.spec.vocab_size}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.beams import Beams
 from scheduler_proc.speculative.head import Head
+from scheduler_proc.speculative.recorded import MakePass
 from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -33,12 +36,13 @@ class EagleDrafter:
         pages: Pages,
         kv: Tensor,
         num_pages: int,
+        make_pass: MakePass,
         *,
         num_steps: int,
         top_k: int,
     ) -> None:
-        """kv: the head's pages; num_pages: how many there are, the one that belongs to nobody included; num_steps: how
-        deep trees are; top_k: how many nodes are extended at each depth."""
+        """kv: the head's pages; num_pages: how many there are, the one that belongs to nobody included; make_pass: how
+        the head is run; num_steps: how deep trees are; top_k: how many nodes are extended at each depth."""
         self._num_steps = num_steps
         self._top_k = top_k
         self._head = head
@@ -53,6 +57,9 @@ class EagleDrafter:
         self._of_nodes: tuple[Tensor, Tensor] | None = None
         """Features [n, K + 1, hidden] and locations [n, K + 1] of the last pass, if it was of nodes."""
         self._expected: tuple[Tensor, Tensor | None, Tensor | None] | None = None
+        self._next = make_pass(self._predicted, [hidden])
+        self._store = make_pass(self._stored, [hidden])
+        self._features = make_pass(self._features_of, [hidden] * len(head.layers))
 
     # -- drafter ------------------------------------------------------------------------------------------------------
 
@@ -78,13 +85,22 @@ class EagleDrafter:
         """See Drafter."""
         room = Room(self._slots, self._pages, rows, longest, limits)
         last_token, features = self._slots.last_token[rows], self._of_slots[rows]
-        beams = Beams(self._decoder.kernels, self._predict, self._head.offsets, room, last_token, features)
+        beams = Beams(
+            self._decoder.kernels,
+            self._predict,
+            self._head.logits,
+            self._head.offsets,
+            room,
+            last_token,
+            features,
+        )
         return beams.drafts(self._num_steps, min(self._top_k, self._head.num_ids), num_drafts)
 
     def _predict(
         self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._head.next(self._decoder.embed(tokens), features, positions, batch, locations, self.kv[0])
+        states, features = self._next(tokens, positions, batch, locations, [features])
+        return states, features
 
     def verified(self, rows: Tensor, nodes: Nodes, taken: Taken) -> None:
         """See Drafter."""
@@ -108,7 +124,8 @@ class EagleDrafter:
         """See Follower."""
         assert self._expected is not None, "nobody told of the rows of this pass"
         rows, q_starts, parents = self._expected
-        features, num_rows = self._head.features(states), len(rows)
+        (features,) = self._features(inputs, positions, batch, locations, states)
+        num_rows = len(rows)
         if q_starts is None:
             size = len(features) // num_rows
             of_rows = features.view(num_rows, size, -1)
@@ -118,7 +135,7 @@ class EagleDrafter:
                 self._keep(*self._of_nodes, rows)
         else:
             before = self._before(features, rows, q_starts, locations)
-        self._head.store(self._decoder.embed(inputs), before, positions, locations, self.kv[0])
+        self._store(inputs, positions, batch, locations, [before])
 
     def _before(self, features: Tensor, rows: Tensor, q_starts: Tensor, locations: Tensor) -> Tensor:
         """The features of who comes before each token [num_tokens, hidden] of rows of any lengths, and the last ones
@@ -147,3 +164,23 @@ class EagleDrafter:
         self._decoder.kernels.keep_features(
             features, way, counts, rows, locations, page_size, self._of_slots, self._of_pages
         )
+
+    # -- passes of the head, see Pass ---------------------------------------------------------------------------------
+
+    def _predicted(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        (features,) = states
+        return self._head.next(self._decoder.embed(inputs), features, positions, batch, locations, self.kv[0])
+
+    def _stored(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        (before,) = states
+        self._head.store(self._decoder.embed(inputs), before, positions, locations, self.kv[0])
+        return ()
+
+    def _features_of(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        return (self._head.features(states),)

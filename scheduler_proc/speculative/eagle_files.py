@@ -32,7 +32,7 @@ def read_spec(directory: Path, target_hidden: int) -> HeadSpec:
 def load_head(directory: Path, target: Decoder, max_position: int) -> EagleHead:
     """The head in a directory, on its target's device and in its dtype. Raises ModelFileError, ConfigError."""
     head = EagleHead(read_spec(directory, target.spec.hidden_size), target, max_position)
-    rest = fill(directory, "EAGLE head", head.parameters(), renamed=_RENAMED, ignored=IGNORED, optional={"fc.bias"})
+    rest = fill(directory, "EAGLE head", head.targets(), renamed=_RENAMED, ignored=IGNORED, optional={"fc.bias"})
     norm = rest.get(_INPUT_NORM)
     # The layer has no such norm; who saved it as a model's has one of ones in the file.
     if norm is not None and not bool((norm.read() == 1).all()):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from engine.model_files.types import RopeConfig
 from kernels.attention import AttentionBatch, AttentionSpec
-from kernels.dispatch import KernelSet
+from scheduler_proc.layers.linear import Linear, Part
 from scheduler_proc.layers.norm import RmsNorm
 from scheduler_proc.layers.rotary import cos_sin_cache
+from scheduler_proc.layers.target import LoadTarget
+from scheduler_proc.models.decoder import Decoder
+from scheduler_proc.parallel.group import Alone
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,10 @@ class HeadSpec:
 
 
 class Head(Protocol):
-    """Drafts from its target's hidden states. Features, [num_tokens, hidden] in the target's dtype, are what it takes
-    of the place before a token, and what it makes for the place after it."""
+    """Drafts from its target's hidden states, by operations alone: a pass of it can be recorded (kernels.cpu.program).
+
+    Features, [num_tokens, hidden] in the target's dtype, are what it takes of the place before a token, and what it
+    makes for the place after it."""
 
     @property
     def spec(self) -> HeadSpec: ...
@@ -69,65 +74,101 @@ class Head(Protocol):
         locations: Tensor,
         kv: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """What comes after tokens: logits [num_tokens, num_ids], and features for who comes next."""
+        """What comes after tokens: what `logits` takes [num_tokens, hidden], and features for who comes next."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[num_tokens, num_ids]"""
         ...
 
 
-class HeadLayer:
-    """Attention and MLP, but for the norm before them; rows of matrices are outputs."""
+class LayerMaker:
+    """Makes the layers of a head or drafter as its target's are: on its device, in its dtype, packed if those are."""
 
-    def __init__(
-        self,
-        spec: HeadSpec,
-        in_dim: int,
-        kernels: KernelSet,
-        device: torch.device,
-        dtype: torch.dtype,
-        max_position: int,
-    ) -> None:
-        """in_dim: of what attention reads."""
-        self._spec = spec
-        self._kernels = kernels
-        hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
-        self._sizes = [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim]
+    def __init__(self, target: Decoder, eps: float) -> None:
+        """eps: of norms."""
+        self.kernels, self.device, self.dtype = target.kernels, target.device, target.dtype
+        self._method = target.method
+        self._eps = eps
 
-        def zeros(out_dim: int, in_dim: int) -> Tensor:
-            return torch.zeros(out_dim, in_dim, device=device, dtype=dtype)
+    @property
+    def packs(self) -> bool:
+        """Linear layers take activation rows (kernels/packed.py)."""
+        return self._method.quantises
 
-        self.qkv = zeros(sum(self._sizes), in_dim)
-        self.o = zeros(hidden, spec.num_heads * dim)
-        self.gate_up = zeros(2 * inner, hidden)
-        self.down = zeros(hidden, inner)
-        self.mlp_norm = RmsNorm(
-            "post_attention_layernorm", hidden, spec.norm_eps, kernels=kernels, device=device, dtype=dtype
+    def linear(self, name: str, out_dims: Mapping[str, int], in_dim: int, *, bias: bool = False) -> Linear:
+        """out_dims: of projections of one input, by published names."""
+        parts = [Part(part, out_dim, 1) for part, out_dim in out_dims.items()]
+        return Linear(
+            name,
+            parts,
+            in_dim,
+            bias=bias,
+            split="none",
+            method=self._method,
+            group=Alone(),
+            device=self.device,
+            dtype=self.dtype,
         )
-        self._cos_sin = cos_sin_cache(spec.rope, dim, max_position, device)
+
+    def norm(self, name: str, dim: int, *, before_linear: bool = False) -> RmsNorm:
+        """name: as published; before_linear: nobody but a linear layer reads what it gives."""
+        quantises = before_linear and self.packs
+        return RmsNorm(
+            name, dim, self._eps, kernels=self.kernels, device=self.device, dtype=self.dtype, quantises=quantises
+        )
+
+
+class HeadLayer:
+    """Attention and MLP, but for the norm before them."""
+
+    def __init__(self, name: str, spec: HeadSpec, in_dim: int, make: LayerMaker, max_position: int) -> None:
+        """name: as published; in_dim: of what attention reads."""
+        self._name = name
+        self._spec = spec
+        self._kernels = make.kernels
+        hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
+        self._qkv_sizes = [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim]
+        self._unused_queries = unused_queries(dim, make)
+        names = ("q_proj", "k_proj", "v_proj")
+        self.qkv = make.linear("qkv", dict(zip(names, self._qkv_sizes, strict=True)), in_dim)
+        self.o = make.linear("o", {"o_proj": hidden}, spec.num_heads * dim)
+        self.gate_up = make.linear("gate_up", {"gate_proj": inner, "up_proj": inner}, hidden)
+        self.down = make.linear("down", {"down_proj": hidden}, inner)
+        self.mlp_norm = make.norm(f"{name}.post_attention_layernorm", hidden, before_linear=True)
+        self._cos_sin = cos_sin_cache(spec.rope, dim, max_position, make.device)
         self._attention = AttentionSpec(dim**-0.5)
 
-    def store(self, x: Tensor, positions: Tensor, locations: Tensor, kv: Tensor) -> Tensor:
-        """Write keys and values of x [num_tokens, in_dim]; the rest is as for Head.store. Returns the queries."""
-        parts = self._kernels.linear(x, self.qkv, None).split(self._sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self._spec.head_dim)) for part in parts)
-        self._kernels.rope_store(q, k, v, positions, self._cos_sin, kv, locations, None, None, self._spec.norm_eps)
-        return q
+    def store(self, x: Tensor, positions: Tensor, locations: Tensor, kv: Tensor) -> None:
+        """Write keys and values of x [num_tokens, in_dim]; the rest is as for Head.store."""
+        (q_size, *kv_sizes), unused = self._qkv_sizes, self._unused_queries
+        parts = self.qkv.outputs_from(x, q_size - unused)
+        self._store(parts, [unused, *kv_sizes], positions, locations, kv)
+
+    def queries(self, x: Tensor, positions: Tensor, locations: Tensor, kv: Tensor) -> Tensor:
+        """The same, and the queries of x."""
+        return self._store(self.qkv(x), self._qkv_sizes, positions, locations, kv)
 
     def rest(self, queries: Tensor, residual: Tensor, batch: AttentionBatch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What the MLP gives, and what that is to be added to; residual may not be read afterwards."""
         out = self._kernels.paged_attention(queries, kv, batch, self._attention)
-        x, residual = self.mlp_norm.add(self._kernels.linear(out.flatten(1), self.o, None), residual)
-        return self._kernels.linear(self._kernels.gated_linear(x, self.gate_up, None), self.down, None), residual
+        x, residual = self.mlp_norm.add(self.o(out.flatten(1)), residual)
+        return self.down(self.gate_up.gated(x)), residual
 
-    def parameters(self, prefix: str) -> dict[str, Tensor]:
-        """By published names behind a prefix."""
-        q, k, _ = self._sizes
-        inner = self._spec.intermediate_size
-        return {
-            f"{prefix}self_attn.q_proj.weight": self.qkv[:q],
-            f"{prefix}self_attn.k_proj.weight": self.qkv[q : q + k],
-            f"{prefix}self_attn.v_proj.weight": self.qkv[q + k :],
-            f"{prefix}self_attn.o_proj.weight": self.o,
-            f"{prefix}mlp.gate_proj.weight": self.gate_up[:inner],
-            f"{prefix}mlp.up_proj.weight": self.gate_up[inner:],
-            f"{prefix}mlp.down_proj.weight": self.down,
-            f"{prefix}post_attention_layernorm.weight": self.mlp_norm.weight,
-        }
+    def _store(self, parts: Tensor, sizes: list[int], positions: Tensor, locations: Tensor, kv: Tensor) -> Tensor:
+        dim = self._spec.head_dim
+        q, k, v = (part.unflatten(-1, (part.shape[-1] // dim, dim)) for part in parts.split(sizes, dim=-1))
+        self._kernels.rope_store(q, k, v, positions, self._cos_sin, kv, locations, None, None, self._spec.norm_eps)
+        return q
+
+    def targets(self) -> dict[str, LoadTarget]:
+        """What to load, by published names."""
+        attention, mlp = f"{self._name}.self_attn", f"{self._name}.mlp"
+        found = self.qkv.targets(attention) | self.o.targets(attention)
+        return found | self.gate_up.targets(mlp) | self.down.targets(mlp) | self.mlp_norm.targets()
+
+
+def unused_queries(head_dim: int, make: LayerMaker) -> int:
+    """Columns of queries that are worked out where only keys and values are wanted: rope_store takes queries too, and
+    only the CPU's kernel takes none."""
+    return 0 if make.packs else head_dim

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
-from torch import Tensor
-
 from engine.errors import ConfigError, ModelFileError
 from engine.model_files.hf_rope import rope_config
 from engine.model_files.json_file import JsonFile, read_json
+from scheduler_proc.layers.target import LoadTarget
 from scheduler_proc.speculative.head import HeadSpec
 from scheduler_proc.weights.checkpoint import CheckpointTensor
 from scheduler_proc.weights.safetensors_files import safetensors_tensors
@@ -57,31 +56,35 @@ def head_spec(config: JsonFile) -> HeadSpec:
 def fill(
     directory: Path,
     kind: str,
-    parameters: Mapping[str, Tensor],
+    targets: Mapping[str, LoadTarget],
     *,
     renamed: Mapping[str, str],
     ignored: Set[str],
     optional: Set[str] = frozenset(),
 ) -> dict[str, CheckpointTensor]:
-    """Copy the tensors of a directory into parameters, and return those that were `ignored`. kind: what it
+    """Load the tensors of a directory to their targets, and return those that were `ignored`. kind: what it
     is, for messages; renamed: beginnings of names that differ; optional: what may be missing. Raises ModelFileError."""
     files = sorted(str(path) for path in directory.glob("*.safetensors"))
     if not files:
         raise ModelFileError(f"{directory}: no safetensors file; a head in another format must be converted")
     found = {_own_name(tensor.name, renamed): tensor for tensor in safetensors_tensors(files)}
-    missing = sorted(parameters.keys() - found.keys() - optional)
-    unknown = sorted(found.keys() - parameters.keys() - ignored)
+    missing = sorted(targets.keys() - found.keys() - optional)
+    unknown = sorted(found.keys() - targets.keys() - ignored)
     misshapen = [
-        f"{name} is {list(found[name].shape)}, not {list(parameter.shape)}"
-        for name, parameter in parameters.items()
-        if name in found and found[name].shape != tuple(parameter.shape)
+        f"{name} is {list(found[name].shape)}, not {list(target.shape)}"
+        for name, target in targets.items()
+        if name in found and found[name].shape != target.shape
     ]
     problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unknown: {', '.join(unknown)}"] * bool(unknown)
     if problems or misshapen:
         raise ModelFileError(f"{directory} is no {kind} of this model: {'; '.join(problems + misshapen)}")
-    for name, parameter in parameters.items():
-        if name in found:
-            parameter.copy_(found[name].read())
+    for name, target in targets.items():
+        if name not in found:
+            continue
+        try:
+            target.load(found[name].read())
+        except ValueError as error:
+            raise ModelFileError(f"{directory}: {name}: {error}") from error
     return {name: tensor for name, tensor in found.items() if name in ignored}
 
 

@@ -10,7 +10,7 @@ from engine.config import DRAFT_HEADS, EngineConfig
 from engine.errors import ConfigError
 from engine.model_files.resolve import resolve
 from engine.model_files.types import ModelFiles
-from kernels.dispatch import KernelSet, select
+from kernels.dispatch import KernelSet, can_record, select
 from kernels.ngram import NgramCorpus, NgramSearch
 from scheduler_proc.cache.kv_pool import KVPool, bytes_per_token
 from scheduler_proc.model_parts import Memory, kv_bytes_per_token, load_decoder
@@ -24,8 +24,11 @@ from scheduler_proc.speculative.dflash_drafter import DFlashDrafter
 from scheduler_proc.speculative.eagle_drafter import EagleDrafter
 from scheduler_proc.speculative.head import HeadSpec
 from scheduler_proc.speculative.ngram import NgramDrafter
+from scheduler_proc.speculative.recorded import MakePass, RecordedPass
 from scheduler_proc.speculative.standalone import StandaloneDrafter
 from scheduler_proc.speculative.verifier import Verifier
+from scheduler_proc.worker.device_slots import DeviceSlots
+from scheduler_proc.worker.forward import Pages
 
 
 class Drafting:
@@ -80,17 +83,19 @@ class Drafting:
                 head = load(_directory(self._config), target, memory.max_len + self._config.draft_places)
                 (kv,) = self._pool(memory, 1, head.spec.num_kv_heads, head.spec.head_dim)
                 num_pages = memory.num_pages + 1
-                follower = EagleDrafter(head, target, slots, pages, kv, num_pages, num_steps=depth, top_k=top_k)
+                make = _pass_maker(target, slots, pages)
+                follower = EagleDrafter(head, target, slots, pages, kv, num_pages, make, num_steps=depth, top_k=top_k)
             case "DFLASH":
                 longest = memory.max_len + self._config.draft_places
                 model = dflash_files.load_drafter(_directory(self._config), target, longest)
                 layers = self._pool(memory, model.spec.num_layers, model.spec.num_kv_heads, model.spec.head_dim)
-                follower = DFlashDrafter(model, target, slots, pages, layers)
+                follower = DFlashDrafter(model, target, slots, pages, layers, _pass_maker(target, slots, pages))
             case "STANDALONE":
                 assert self._drafter is not None
                 shape = self._drafter.kv_shape
                 layers = self._pool(memory, shape.num_layers, shape.num_kv_heads, shape.head_dim)
-                follower = StandaloneDrafter(self._drafter, slots, pages, layers, num_steps=depth, top_k=top_k)
+                make = _pass_maker(self._drafter, slots, pages)
+                follower = StandaloneDrafter(self._drafter, slots, pages, layers, make, num_steps=depth, top_k=top_k)
         target.follower = follower
         return Verifier(kernels, follower, slots, pages, follower)
 
@@ -108,6 +113,14 @@ def _search(config: EngineConfig) -> NgramSearch:
         options.speculative_ngram_max_match_window_size,
         options.speculative_ngram_max_bfs_breadth,
     )
+
+
+def _pass_maker(decoder: Decoder, slots: DeviceSlots, pages: Pages) -> MakePass:
+    """For passes by the operations of a decoder, over its kind of weights."""
+    if not decoder.method.quantises or not can_record(decoder.kernels):
+        return lambda work, widths: work
+    max_pages = slots.page_table.shape[1]
+    return lambda work, widths: RecordedPass(work, widths, max_pages, pages.page_size)
 
 
 def _directory(config: EngineConfig) -> Path:

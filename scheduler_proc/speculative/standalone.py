@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
@@ -9,6 +11,7 @@ from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
 from scheduler_proc.speculative.beams import Beams
+from scheduler_proc.speculative.recorded import MakePass
 from scheduler_proc.speculative.room import Room
 from scheduler_proc.worker.device_slots import DeviceSlots
 from scheduler_proc.worker.forward import Pages
@@ -21,16 +24,25 @@ class StandaloneDrafter:
     layers: tuple[int, ...] = ()
 
     def __init__(
-        self, decoder: Decoder, slots: DeviceSlots, pages: Pages, kv: list[Tensor], *, num_steps: int, top_k: int
+        self,
+        decoder: Decoder,
+        slots: DeviceSlots,
+        pages: Pages,
+        kv: list[Tensor],
+        make_pass: MakePass,
+        *,
+        num_steps: int,
+        top_k: int,
     ) -> None:
-        """kv: the drafting model's pages, by layer; num_steps: how deep trees are; top_k: how many nodes are extended
-        at each depth."""
+        """kv: the drafting model's pages, by layer; make_pass: how that is run; num_steps: how deep trees are; top_k:
+        how many nodes are extended at each depth."""
         self._decoder = decoder
         self._slots = slots
         self._pages = pages
         self.kv = kv
         self._num_steps = num_steps
         self._top_k = top_k
+        self._forward = make_pass(self._states, ())
 
     # -- drafter ------------------------------------------------------------------------------------------------------
 
@@ -50,14 +62,21 @@ class StandaloneDrafter:
         """See Drafter."""
         nothing = self._slots.sampling.temperature.new_zeros(len(rows), 0)
         room = Room(self._slots, self._pages, rows, longest, limits)
-        beams = Beams(self._decoder.kernels, self._predict, None, room, self._slots.last_token[rows], nothing)
+        token = self._slots.last_token[rows]
+        beams = Beams(self._decoder.kernels, self._predict, self._decoder.logits, None, room, token, nothing)
         return beams.drafts(self._num_steps, self._top_k, num_drafts)
 
     def _predict(
         self, tokens: Tensor, features: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor
     ) -> tuple[Tensor, Tensor]:
-        states = self._decoder.forward(tokens, positions, batch, locations, list(self.kv))
-        return self._decoder.logits(states), features
+        (states,) = self._forward(tokens, positions, batch, locations, [])
+        return states, features
+
+    def _states(
+        self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
+    ) -> Sequence[Tensor]:
+        """See Pass."""
+        return (self._decoder.forward(inputs, positions, batch, locations, list(self.kv)),)
 
     # -- follower -----------------------------------------------------------------------------------------------------
 
@@ -68,4 +87,4 @@ class StandaloneDrafter:
         self, inputs: Tensor, positions: Tensor, batch: AttentionBatch, locations: Tensor, states: list[Tensor]
     ) -> None:
         """See Follower."""
-        self._decoder.forward(inputs, positions, batch, locations, list(self.kv))
+        self._forward(inputs, positions, batch, locations, [])

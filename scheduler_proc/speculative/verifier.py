@@ -94,10 +94,18 @@ class Verifier:
         if nodes.visible is not None:
             pages = self._pages
             moves = moves_of(rows, nodes, taken, self._slots.page_table, pages.page_size, pages.scratch_location)
-            for layer in (*self._pages.kv, *self.drafter.kv):
-                self._kernels.compact_kv(layer.unsqueeze(0), *moves)
+            # The likeliest way's first nodes lie where they belong; only a CPU sees at once whether that is all.
+            if rows.device.type != "cpu" or _moves_any(*moves):
+                for layer in (*self._pages.kv, *self.drafter.kv):
+                    self._kernels.compact_kv(layer.unsqueeze(0), *moves)
         self.drafter.verified(rows, nodes, taken)
         return taken
+
+
+def _moves_any(sources: Tensor, targets: Tensor, counts: Tensor) -> bool:
+    """Whether any of some moves (kernels.pages.compact_kv) goes elsewhere."""
+    is_move = torch.arange(sources.shape[1]) < counts.unsqueeze(1)
+    return bool((is_move & (sources != targets)).any())
 
 
 def _without_unused(drafts: Drafts) -> Drafts:

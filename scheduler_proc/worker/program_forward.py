@@ -88,10 +88,10 @@ class ProgramForward:
         )
         if num_tokens < 0:
             raise RuntimeError("a row of the step is longer than its page table")
-        if num_tokens > QUICK_TOKENS:
-            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
-        else:
-            self._pass.run(num_tokens, num_rows)
+        self._run(num_tokens, num_rows)
+        if self._decoder.follower is not None:
+            self._decoder.follower.expect(arrays.rows, arrays.q_starts)
+            self._tell_follower(num_tokens, num_rows, int(plan.kv_lens.max()))
         if plan.num_decode < num_rows:
             return Hidden(self._pass.results[0][:num_tokens], self._kv_lens[:num_rows])
         if num_rows > HEAD_ROWS:
@@ -116,14 +116,31 @@ class ProgramForward:
         q_lens = self._q_lens[:num_rows]
         q_lens[:] = num_tokens // num_rows
         with self._pass.trees.of(tree, q_lens):
-            if num_tokens > QUICK_TOKENS:
-                self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
-            else:
-                self._pass.run(num_tokens, num_rows)
+            self._run(num_tokens, num_rows)
+        self._tell_follower(num_tokens, num_rows, max_kv_len, tree)
         return self._pass.results[0][:num_tokens]
 
     def release(self) -> None:
         """A program holds nothing but memory."""
+
+    def _run(self, num_tokens: int, num_rows: int) -> None:
+        if num_tokens > QUICK_TOKENS:
+            self._pass.run_in_parts(num_tokens, num_rows, self._decoder.on_layer)
+        else:
+            self._pass.run(num_tokens, num_rows)
+
+    def _tell_follower(self, num_tokens: int, num_rows: int, max_kv_len: int, tree: TreeMask | None = None) -> None:
+        """The pass has run, and its follower, if there is one, works on what it left."""
+        follower = self._decoder.follower
+        if follower is None:
+            return
+        page_size, inputs = self._inputs.page_size, self._own_inputs.first(num_tokens, num_rows)
+        max_kv_len = min(max_kv_len, inputs.page_table.shape[1] * page_size)
+        batch = AttentionBatch(
+            self._q_lens[:num_rows], inputs.kv_lens, max_kv_len, inputs.page_table, page_size, tree=tree
+        )
+        states = [result[:num_tokens] for result in self._pass.results[1:]]
+        follower.follow(inputs.tokens, inputs.positions, batch, inputs.locations, states)
 
     def _decoded(self, num_rows: int, greedy: bool) -> Hidden:
         """Views of the programs' results; kept, for a steady step is short and a view costs microseconds."""
@@ -136,14 +153,15 @@ class ProgramForward:
         return known
 
     def _record_pass(self, pages: Pages) -> Program:
+        """Hidden states after the last norm, and those that the follower wants."""
         batch = AttentionBatch(self._q_lens, self._kv_lens, 0, self._page_table, pages.page_size)
         recording = Recording(len(self._tokens), len(self._q_lens))
         decoder = self._decoder
         beat, decoder.on_layer = decoder.on_layer, recording.mark
         with torch.inference_mode(), recording.taking():
-            hidden = decoder.forward(self._tokens, self._positions, batch, self._locations, pages.kv)
+            hidden, states = decoder.states(self._tokens, self._positions, batch, self._locations, pages.kv)
         decoder.on_layer = beat
-        return recording.finish(hidden)
+        return recording.finish(hidden, *states)
 
     def _record_head(self) -> Program:
         """Logits of the first tokens of a pass, one for each row, and after a mark their argmax."""

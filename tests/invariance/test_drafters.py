@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelOptions
 from engine.model_files.types import ModelFiles
 from kernels.speculative import Drafts, VerifyLimits
 from scheduler_proc.plan import Joins
+from scheduler_proc.worker.forward import EagerForward
+from scheduler_proc.worker.program_forward import ProgramForward
 from tests.invariance.test_speculative import Knowing, halved, runner_of
 from tests.support.dflash_drafters import write_drafter
 from tests.support.eagle_heads import write_eagle_head, write_head
 from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, references, run_together
+from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import tiny_config
 
 WRITERS = {"EAGLE": write_eagle_head, "EAGLE2": write_eagle_head, "EAGLE3": write_head, "DFLASH": write_drafter}
+PACKED = ModelOptions(quantization="int8")
+MODELS = {"floats": None, "packed": PACKED}
 QUICK = (("cpu", 2, 16, 7, 3), ("delayed", 0, 1, 64, 1))
 """Of others than EAGLE3: but for what they compute, all that happens is as with that."""
 
@@ -98,6 +103,48 @@ def test_what_kernels_read_is_dense(
     assert 3 in seen or kind == "DFLASH"
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kind", "top_k"),
+    [
+        ("EAGLE3", 3),
+        *(
+            pytest.param(kind, top_k, marks=pytest.mark.slow)
+            for kind, top_k in (("EAGLE3", 1), ("EAGLE", 1), ("EAGLE2", 3), ("DFLASH", 1))
+        ),
+    ],
+)
+def test_packed_weights_leave_no_bit_to_chance(
+    tiny: ModelFiles,
+    made: list[Case],
+    paths: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    top_k: int,
+) -> None:
+    """Answers are those without drafts, and drafts are the same whether passes are recorded or not."""
+    alone = [reference.tokens for reference in references(tmp_path, tiny, made, options=PACKED)]
+    drafts = []
+    for name, device, options in (
+        ("recorded", "cpu", {"page_size": 4, "chunked_prefill_size": 16}),
+        ("delayed", "delayed", {"overlap_depth": 2}),
+        ("called one by one", "cpu", {"page_size": 4, "chunked_prefill_size": 16}),
+    ):
+        if name == "called one by one":
+            for module in ("scheduler_proc.model_device", "scheduler_proc.speculative.make"):
+                monkeypatch.setattr(f"{module}.can_record", lambda kernels: False)
+        options = drafting(kind, paths, top_k, device=device, model=PACKED, **options)
+        harness = Harness.of_model(tmp_path, options, tiny)
+        assert isinstance(runner_of(harness).forward, EagerForward if name == "called one by one" else ProgramForward)
+        spy = Spy(harness) if device == "cpu" else None
+        assert run_together(harness, made, stagger=1) == alone
+        assert harness.workload.num_drafted > 0
+        if spy is not None:
+            drafts.append(spy.found)
+    assert len(drafts[0]) > 40 and drafts[0] == drafts[1]
+
+
 class Spy:
     """Keeps what was drafted, by the text before it."""
 
@@ -134,20 +181,30 @@ class Spy:
 
 
 @pytest.mark.parametrize(
-    ("kind", "top_k"),
+    ("kind", "top_k", "weights"),
     [
-        ("EAGLE3", 1),
-        ("EAGLE3", 3),
-        ("DFLASH", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("EAGLE", 1), ("EAGLE2", 3))),
+        ("EAGLE3", 1, "floats"),
+        ("EAGLE3", 3, "floats"),
+        ("DFLASH", 1, "floats"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("EAGLE", 1, "floats"),
+                ("EAGLE2", 3, "floats"),
+                ("EAGLE3", 3, "packed"),
+                ("EAGLE", 1, "packed"),
+                ("DFLASH", 1, "packed"),
+            )
+        ),
     ],
 )
 def test_drafts_follow_from_the_text_alone(
-    tiny: ModelFiles, made: list[Case], paths: dict[str, Path], tmp_path: Path, kind: str, top_k: int
+    tiny: ModelFiles, made: list[Case], paths: dict[str, Path], tmp_path: Path, kind: str, top_k: int, weights: str
 ) -> None:
     """Whole or in chunks, beside others or alone, from the prefix cache or computed, by steps of any kind."""
     greedy = [Case(case.prompt, TOKENS) for case in made]
-    alone = references(tmp_path, tiny, greedy)
+    model = MODELS[weights]
+    alone = references(tmp_path, tiny, greedy, options=model)
     seen: list[dict[tuple[int, ...], list[int]]] = []
     for name, options, warm in (
         ("whole", {"chunked_prefill_size": 4096}, False),
@@ -157,7 +214,7 @@ def test_drafts_follow_from_the_text_alone(
         ("retracted", {"page_size": 2, "max_total_tokens": 128, "schedule_conservativeness": 0.01}, False),
         ("accepted", {"page_size": 2}, False),
     ):
-        harness = Harness.of_model(tmp_path, drafting(kind, paths, top_k, **options), tiny)
+        harness = Harness.of_model(tmp_path, drafting(kind, paths, top_k, model=model, **options), tiny)
         if warm:
             for number, case in enumerate(greedy, start=100):
                 harness.add(number, case.prompt, max_tokens=TOKENS - 5)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelOptions
 from engine.errors import ConfigError
 from engine.model_files.types import ModelFiles
-from tests.invariance.test_speculative import halved
-from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, run_together
+from scheduler_proc.worker.program_forward import ProgramForward
+from tests.invariance.test_speculative import halved, runner_of
+from tests.support.matrix import TOKENS, Case, Reference, assert_same, drafting_with, references, run_together
+from tests.support.packed import needs_kernels
 from tests.support.scheduler import Harness
 from tests.support.tiny_models import write_tiny_model
 
@@ -39,6 +41,20 @@ def test_matrix(
     workload = harness.workload
     # Some of the requests draw at random, or change their logits, which the drafter does not.
     assert workload.num_accepted > (3 if chunk == 7 else 0.2 * TOKENS * len(made))
+
+
+@needs_kernels
+@pytest.mark.parametrize("top_k", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_packed_weights_leave_no_bit_to_chance(tiny: ModelFiles, made: list[Case], tmp_path: Path, top_k: int) -> None:
+    """Both models' passes are recorded; a model that drafts for itself is right wherever that is greedy."""
+    packed = ModelOptions(quantization="int8")
+    alone = references(tmp_path, tiny, made, options=packed)
+    harness = Harness.of_model(
+        tmp_path, drafting(tiny.name, top_k, model=packed, page_size=7, chunked_prefill_size=64), tiny
+    )
+    assert isinstance(runner_of(harness).forward, ProgramForward)
+    assert run_together(harness, made, stagger=1) == [reference.tokens for reference in alone]
+    assert harness.workload.num_accepted > 0.2 * TOKENS * len(made)
 
 
 @pytest.mark.parametrize("cache", ["warm", "retracted"])

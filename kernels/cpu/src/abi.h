@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ENGINE_ABI 3
+#define ENGINE_ABI 4
 
 extern "C" {
 
@@ -18,7 +18,8 @@ enum OpKind : int32_t {
     OP_ARGMAX = 7,
     OP_SAMPLE = 8,
     OP_SCORE = 9,
-    NUM_OPS = 10,
+    OP_COPY = 10,
+    NUM_OPS = 11,
 };
 
 // Packings of a weight matrix; packing.h has the layouts.
@@ -209,6 +210,16 @@ struct ScoreArgs {
     float* chosen;
     int64_t* ids;
     float* tops;
+};
+
+// out[t] = x[t], or with `adds` the sum of both: rows of `dim` float32.
+struct CopyArgs {
+    const float* x;
+    int64_t x_stride;
+    float* out;
+    int64_t out_stride;
+    int64_t dim;
+    int64_t adds;
 };
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // Every kernel and their table; included once per instruction set.
 #include "attention.h"
 #include "activation.h"
+#include "copy.h"
 #include "embed.h"
 #include "kernels.h"
 #include "linear.h"
@@ -25,5 +26,6 @@ const KernelTable ENGINE_TABLE = {
         ENGINE_OP(argmax, ArgmaxArgs),
         ENGINE_OP(sample, SampleArgs),
         ENGINE_OP(score, ScoreArgs),
+        ENGINE_OP(copy, CopyArgs),
     },
 };

@@ -32,9 +32,11 @@ def head_in(folder: Path, decoder: Decoder) -> Eagle3Head:
 def test_every_tensor_finds_its_place(decoder: Decoder, tmp_path: Path, prefix: str) -> None:
     head = head_in(write_head(tmp_path, tiny_config(), prefix=prefix), decoder)
     tensors = load_file(tmp_path / "model.safetensors")
-    assert np.array_equal(head.layer.qkv[:64].numpy(), tensors[f"{prefix}self_attn.q_proj.weight"])
-    assert np.array_equal(head.layer.qkv[-32:].numpy(), tensors[f"{prefix}self_attn.v_proj.weight"])
-    assert np.array_equal(head.layer.gate_up[96:].numpy(), tensors[f"{prefix}mlp.up_proj.weight"])
+    layer = head.layer
+    qkv, gate_up = layer.qkv.parameters()["qkv.weight"], layer.gate_up.parameters()["gate_up.weight"]
+    assert np.array_equal(qkv[:64].numpy(), tensors[f"{prefix}self_attn.q_proj.weight"])
+    assert np.array_equal(qkv[-32:].numpy(), tensors[f"{prefix}self_attn.v_proj.weight"])
+    assert np.array_equal(gate_up[96:].numpy(), tensors[f"{prefix}mlp.up_proj.weight"])
     assert np.array_equal(head.d2t.numpy(), tensors["d2t"])
     assert head.spec.layers == (1, 2) and head.spec.draft_vocab_size == DRAFT_VOCAB
 

@@ -35,9 +35,11 @@ def head_in(folder: Path, decoder: Decoder) -> EagleHead:
 def test_every_tensor_finds_its_place(decoder: Decoder, tmp_path: Path, prefix: str, architecture: str) -> None:
     head = head_in(write_eagle_head(tmp_path, tiny_config(), prefix=prefix, architectures=[architecture]), decoder)
     tensors = load_file(tmp_path / "model.safetensors")
-    for name, parameter in head.parameters().items():
-        assert np.array_equal(parameter.numpy(), tensors[prefix + name])
-    assert np.array_equal(head.layer.qkv[64:96].numpy(), tensors[f"{prefix}layers.0.self_attn.k_proj.weight"])
+    qkv, fc = head.layer.qkv.parameters()["qkv.weight"], head.fc.parameters()
+    assert np.array_equal(qkv[64:96].numpy(), tensors[f"{prefix}layers.0.self_attn.k_proj.weight"])
+    assert np.array_equal(fc["fc.weight"].numpy(), tensors[f"{prefix}fc.weight"])
+    assert np.array_equal(fc["fc.bias"].numpy(), tensors[f"{prefix}fc.bias"])
+    assert {prefix + name for name in head.targets()} == tensors.keys() - {f"{prefix}embed_tokens.weight"}
     assert head.layers == (3,) and head.num_ids == 400
 
 
@@ -80,7 +82,7 @@ def test_tensors_that_need_not_be_there(decoder: Decoder, tmp_path: Path) -> Non
     tensors = load_file(path)
     del tensors["fc.bias"]
     save_file({**tensors, "lm_head.weight": tensors["embed_tokens.weight"], NORM: np.ones(64, np.float32)}, path)
-    assert not head_in(tmp_path, decoder).fc_bias.any()
+    assert not head_in(tmp_path, decoder).fc.parameters()["fc.bias"].any()
     del tensors["embed_tokens.weight"]
     save_file({**tensors, NORM: np.full(64, 0.5, np.float32)}, path)
     with pytest.raises(ModelFileError, match=f"{NORM} is not all ones"):

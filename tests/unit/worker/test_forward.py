@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.model_files.resolve import resolve
+from kernels.attention import AttentionBatch, TreeMask
 from kernels.dispatch import can_record, select
 from scheduler_proc.cache.kv_pool import KVPool
 from scheduler_proc.layers.packed import Packed
@@ -48,6 +49,7 @@ class _Runs:
     ) -> None:
         shape = decoder.kv_shape
         self.max_pages = -(-LENGTH // page_size)
+        self.page_size = page_size
         self.pool = pool = KVPool(
             shape.num_layers,
             SLOTS * self.max_pages + 1,
@@ -99,6 +101,27 @@ class _Runs:
         for slot, states in zip(slots, done.states.split(q_lens.tolist()), strict=True):
             self.hidden[slot].append(states.clone())
 
+    @torch.inference_mode()
+    def verify(self, slots: list[int], nodes: list[list[int]], *, as_tree: bool) -> torch.Tensor:
+        """States of nodes behind the texts of slots; as_tree: the last of each is its first one's sibling."""
+        size, rows = len(nodes[0]), torch.tensor(slots)
+        context, page_size = self.slots.seq_len[rows].unsqueeze(1), self.page_size
+        inputs = self.forward.room(len(slots) * size, len(slots), self.max_pages)
+        depths = torch.arange(size).expand(len(slots), -1).clone()
+        visible = torch.ones(size, size, dtype=torch.bool).tril()
+        if as_tree:
+            depths[:, -1] = 0
+            visible[-1, :-1] = False
+        places = context + torch.arange(size)
+        pages = self.slots.page_table[rows.unsqueeze(1), places // page_size].long()
+        inputs.tokens.copy_(torch.tensor(nodes).flatten())
+        inputs.positions.copy_((context + depths).flatten())
+        inputs.locations.copy_((pages * page_size + places % page_size).flatten())
+        inputs.kv_lens.copy_(context.flatten() + size)
+        inputs.page_table[:, : self.max_pages] = self.slots.page_table[rows, : self.max_pages]
+        tree = TreeMask(visible.repeat(len(slots), 1), depths.flatten().to(torch.int32)) if as_tree else None
+        return self.forward.verify(inputs, len(slots), int(inputs.kv_lens.max()), tree)
+
     def states(self, slot: int) -> torch.Tensor:
         return torch.cat(self.hidden[slot])
 
@@ -139,6 +162,57 @@ def test_the_program_is_the_eager_pass(decoder: Decoder) -> None:
             runs.step({2: [7], 1: prompt})
         for slot in range(3):
             assert torch.equal(program.states(slot), eager.states(slot))
+
+
+class _Seen:
+    """A follower that keeps all it is shown."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = tuple(range(num_layers + 2))
+        self.rows: list[tuple[list[int], list[int] | None]] = []
+        self.passes: list[list[torch.Tensor]] = []
+
+    def expect(self, rows: torch.Tensor, q_starts: torch.Tensor | None, parents: torch.Tensor | None = None) -> None:
+        self.rows.append((rows.tolist(), None if q_starts is None else q_starts.tolist()))
+
+    def follow(
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        locations: torch.Tensor,
+        states: list[torch.Tensor],
+    ) -> None:
+        longest = int(batch.kv_lens.max())
+        assert longest <= batch.max_kv_len <= batch.page_table.shape[1] * batch.page_size
+        table = batch.page_table[:, : -(-int(batch.kv_lens.min()) // batch.page_size)]
+        q_lens = torch.from_numpy(batch.q_lens)
+        shown = (inputs, positions, locations, q_lens, batch.kv_lens, table, *states)
+        self.passes.append([part.clone() for part in shown])
+
+
+def test_a_follower_sees_of_the_program_what_it_sees_of_the_eager_pass(decoder: Decoder) -> None:
+    prompt, seen = _prompt(10, 40), []
+    with using(threads=2):
+        for is_program in (True, False):
+            decoder.follower = follower = _Seen(decoder.spec.num_layers)
+            try:
+                runs = _Runs(decoder, program=is_program)
+                runs.step({0: prompt, 2: prompt[:9]})
+                runs.step({0: [5], 2: [6]})
+                runs.step({2: [7], 1: prompt})
+                runs.verify([0, 2], [[8, 9, 10], [11, 12, 13]], as_tree=False)
+                runs.verify([2, 1], [[8, 9, 10], [11, 12, 13]], as_tree=True)
+                runs.step({0: [8]})
+            finally:
+                decoder.follower = None
+            seen.append(follower)
+    program, eager = seen
+    assert program.rows == eager.rows and len(program.passes) == len(eager.passes) == 6
+    for got, expected in zip(program.passes, eager.passes, strict=True):
+        assert len(got) == len(expected) == 6 + decoder.spec.num_layers + 2
+        for one, other in zip(got, expected, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_the_program_is_near_the_reference_operations(decoder: Decoder) -> None:

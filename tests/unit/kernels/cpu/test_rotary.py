@@ -122,3 +122,14 @@ def test_bfloat16_rounds_as_torch_does() -> None:
         kv = torch.zeros(tokens, 2, 1, 1, 256, dtype=dtype)
         rope_store(x.clone(), x, x, zeros, cos_sin, kv, torch.arange(tokens), None, None, 1e-6)
         assert torch.equal(kv[:, 1, 0, 0], x[:, 0].to(dtype))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_keys_and_values_alone(normed: bool) -> None:
+    inputs = _Inputs(0, 3, 64, 64, normed)
+    expected, kv = torch.zeros(PAGES, 2, PAGE_SIZE, 3, 64), torch.zeros(PAGES, 2, PAGE_SIZE, 3, 64)
+    inputs.run(reference.rope_store, expected)
+    with using():
+        inputs.run(rope_store, kv)
+    assert kv.any()
+    torch.testing.assert_close(kv, expected, rtol=1e-5, atol=1e-5)
