@@ -18,6 +18,7 @@ from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.ngram import NgramCorpus, NgramSearch
 from kernels.noise import SAMPLE
+from kernels.places import DraftPlaces, Passes
 from kernels.rotary import NEOX, RotaryStyle
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from kernels.step import SlotTensors, StepInputs
@@ -116,6 +117,7 @@ class KernelSet:
     advance_ends: Callable[[SlotTensors, Tensor, Tensor], None]
     verify_inputs: Callable[[Tensor, Drafts, SlotTensors, VerifyLimits, int, int, StepInputs], Nodes]
     take_accepted: Callable[[Tensor, Nodes, Tensor, SlotTensors, VerifyLimits], Taken]
+    draft_places: Callable[[Tensor, Passes, SlotTensors, VerifyLimits, int, int, int], DraftPlaces]
     append_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
     ngram_drafts: Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
     ngram_tree: Callable[[Tensor, Tensor, Tensor, int, NgramSearch, int, NgramCorpus | None], Drafts]

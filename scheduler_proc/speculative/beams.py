@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, TreeMask
-from kernels.beams import Candidates, Frontier
+from kernels.beams import Candidates
 from kernels.dispatch import KernelSet
+from kernels.places import Passes
 from kernels.speculative import Drafts
 from scheduler_proc.speculative.room import Room
 
@@ -38,15 +39,12 @@ class Beams:
         logits: Callable[[Tensor], Tensor],
         offsets: Tensor | None,
         room: Room,
-        last_token: Tensor,
         features: Tensor,
     ) -> None:
         """logits: [num_tokens, vocab] of what predict gives; offsets: int64 [vocab], what the target's ids differ by
-        from the drafter's, None: nothing; last_token: int64 [n], of the rows; features: [n, size], what predict takes
-        for those."""
+        from the drafter's, None: nothing; features: [n, size], what predict takes for the rows' last tokens."""
         self._kernels, self._predict, self._logits, self._offsets = kernels, predict, logits, offsets
-        self._room = room
-        self._token, self._features = last_token, features
+        self._room, self._features = room, features
 
     def drafts(self, num_steps: int, top_k: int, num_drafts: int) -> Drafts:
         """The num_drafts most likely nodes, num_steps deep at most, of top_k that are extended at each depth."""
@@ -55,38 +53,33 @@ class Beams:
 
     def _chain(self, steps: int, num_drafts: int) -> Drafts:
         """The most likely token after each; -1 beyond `steps`."""
-        room, token, features = self._room, self._token, self._features
-        ahead = torch.arange(steps, device=token.device)
-        # One step after the other, rows side by side.
-        places = (room.context + ahead.unsqueeze(1)).T
-        usable, locations = (part.T.contiguous() for part in room.locations(places))
-        kv_lens, positions = torch.where(usable, places.T + 1, 1), torch.where(usable, places.T, 0)
-        q_lens = np.ones(len(token), np.int32)
+        room, features = self._room, self._features
+        places = room.places(self._kernels, Passes(steps))
+        token, q_lens = places.tokens, np.ones(len(room.rows), np.int32)
         drafted: list[Tensor] = []
-        for step in range(steps):
-            batch = AttentionBatch(q_lens, kv_lens[step], room.longest, room.table, room.page_size)
-            states, features = self._predict(token, features, positions[step], batch, locations[step])
+        for at in places.passes:
+            batch = AttentionBatch(q_lens, at.kv_lens, room.longest, places.page_table, room.page_size)
+            states, features = self._predict(token, features, at.positions, batch, at.locations)
             token = self._kernels.likeliest(self._logits(states), 1, self._offsets)[1].squeeze(1)
             drafted.append(token)
-        none = [torch.full_like(token, -1)] * (num_drafts - steps)
-        return Drafts(torch.stack((*drafted, *none), dim=1))
+        if steps < num_drafts:
+            drafted += [torch.full_like(token, -1)] * (num_drafts - steps)
+        return Drafts(torch.stack(drafted, dim=1))
 
     def _tree(self, steps: int, width: int, num_drafts: int) -> Drafts:
         """The most likely of all nodes that `steps` beams of `width` came by."""
-        kernels, token, num_rows = self._kernels, self._token, len(self._token)
+        kernels, room, num_rows = self._kernels, self._room, len(self._room.rows)
+        places = room.places(kernels, Passes(steps, growth=width))
+        token = places.tokens
         candidates = Candidates.empty(num_rows, width, steps, token.device)
-        most_nodes = 1 + (steps - 1) * width
-        column = torch.arange(most_nodes, device=token.device)
-        usable, locations = self._room.locations(self._room.context.unsqueeze(1) + column)
-        depths = (column + (width - 1)) // width
-        positions = torch.where(usable, self._room.context.unsqueeze(1) + depths, 0)
         before, frontier = self._features, None
         nodes = token.unsqueeze(1)
-        for step in range(steps):
+        for step, at in enumerate(places.passes):
             size = nodes.shape[1]
-            # Of one column flatten would give a view that is not dense.
-            at = tuple(part[:, :size].contiguous().flatten() for part in (positions, locations))
-            states, features = self._pass(nodes, before, frontier, *at)
+            q_lens = np.full(num_rows, size, np.int32)
+            tree = None if frontier is None else TreeMask(frontier.visible, frontier.depths)
+            batch = AttentionBatch(q_lens, at.kv_lens, room.longest, places.page_table, room.page_size, tree=tree)
+            states, features = self._predict(nodes.flatten(), before, at.positions, batch, at.locations)
             # Those before were extended when they were the last.
             last = states.view(num_rows, size, -1)[:, -width:].flatten(0, 1)
             log_probs, ids = kernels.likeliest(self._logits(last), width, self._offsets)
@@ -102,14 +95,3 @@ class Beams:
         assert drafts.parents is not None
         more = drafts.tokens.new_full((num_rows, num_drafts - num), -1)
         return Drafts(torch.cat((drafts.tokens, more), 1), torch.cat((drafts.parents, torch.zeros_like(more)), 1))
-
-    def _pass(
-        self, nodes: Tensor, before: Tensor, frontier: Frontier | None, positions: Tensor, locations: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What logits are made of, and features, of all nodes int64 [n, m], node 0 first."""
-        room, (num_rows, size) = self._room, nodes.shape
-        kv_lens = torch.where(room.active, room.context + size, size)
-        tree = None if frontier is None else TreeMask(frontier.visible, frontier.depths)
-        q_lens = np.full(num_rows, size, np.int32)
-        batch = AttentionBatch(q_lens, kv_lens, room.longest, room.table, room.page_size, tree=tree)
-        return self._predict(nodes.flatten(), before, positions, batch, locations)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.places import Passes
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.plan import Joins
@@ -62,21 +62,12 @@ class DFlashDrafter:
         """See Drafter."""
         room = Room(self._slots, self._pages, rows, longest, limits)
         num_rows, size = len(rows), num_drafts + 1
-        places = room.context.unsqueeze(1) + torch.arange(size, device=rows.device)
-        usable, locations = room.locations(places)
-        positions = torch.where(usable, places, 0)
-        tokens = torch.full_like(places, self._model.spec.mask_id)
-        tokens[:, 0] = self._slots.last_token[rows]
         # Whoever is in a block sees all of it, and the text: as tokens that follow each of them alone would.
-        seen = torch.where(room.active, room.context + usable.sum(dim=1), 1)
-        batch = AttentionBatch(
-            np.ones(num_rows * size, np.int32),
-            seen.repeat_interleave(size),
-            room.longest,
-            room.table.repeat_interleave(size, dim=0),
-            room.page_size,
-        )
-        (states,) = self._block(tokens.flatten(), positions.flatten(), batch, locations.flatten(), [])
+        places = room.places(self._decoder.kernels, Passes(1, size, filler=self._model.spec.mask_id))
+        (block,) = places.passes
+        q_lens = np.ones(num_rows * size, np.int32)
+        batch = AttentionBatch(q_lens, block.kv_lens, room.longest, places.page_table, room.page_size)
+        (states,) = self._block(places.tokens, block.positions, batch, block.locations, [])
         masks = states.view(num_rows, size, -1)[:, 1:].flatten(0, 1).to(self._decoder.dtype)
         best = self._decoder.kernels.argmax_rows(self._decoder.logits(masks))
         return Drafts(best.view(num_rows, num_drafts).long())

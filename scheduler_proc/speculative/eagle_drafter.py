@@ -84,16 +84,8 @@ class EagleDrafter:
     def draft(self, rows: Tensor, num_drafts: int, longest: int, limits: VerifyLimits) -> Drafts:
         """See Drafter."""
         room = Room(self._slots, self._pages, rows, longest, limits)
-        last_token, features = self._slots.last_token[rows], self._of_slots[rows]
-        beams = Beams(
-            self._decoder.kernels,
-            self._predict,
-            self._head.logits,
-            self._head.offsets,
-            room,
-            last_token,
-            features,
-        )
+        kernels, head = self._decoder.kernels, self._head
+        beams = Beams(kernels, self._predict, head.logits, head.offsets, room, self._of_slots[rows])
         return beams.drafts(self._num_steps, min(self._top_k, self._head.num_ids), num_drafts)
 
     def _predict(

@@ -62,8 +62,7 @@ class StandaloneDrafter:
         """See Drafter."""
         nothing = self._slots.sampling.temperature.new_zeros(len(rows), 0)
         room = Room(self._slots, self._pages, rows, longest, limits)
-        token = self._slots.last_token[rows]
-        beams = Beams(self._decoder.kernels, self._predict, self._decoder.logits, None, room, token, nothing)
+        beams = Beams(self._decoder.kernels, self._predict, self._decoder.logits, None, room, nothing)
         return beams.drafts(self._num_steps, self._top_k, num_drafts)
 
     def _predict(

@@ -6,6 +6,7 @@ Not a test by itself: `compile_all` is for a process whose kernels are not inter
 from __future__ import annotations
 
 from kernels.cuda.beams import VOCAB_BLOCK, before_nodes, best_rows, grow_rows, keep_nodes, likeliest_rows
+from kernels.cuda.places import place_rows
 from kernels.cuda.speculative import PAGE_BLOCK, TEXT_BLOCK, append_rows, match_rows, node_rows, walk_rows
 from tests.support.triton_compile import Compiled, compile_kernel
 
@@ -36,6 +37,11 @@ NODES = {
     "width": "i32",
     "table_stride": "i32",
     "out_stride": "i32",
+    "scratch_location": "i64",
+}
+PLACES = {
+    **{name: NODES[name] for name in ("page_table", "tokens", "positions", "locations", "kv_lens", "out_table")},
+    **dict.fromkeys(("num_passes", "most", "filler", "max_pages", "width", "table_stride"), "i32"),
     "scratch_location": "i64",
 }
 WALK = {
@@ -116,6 +122,11 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
             constants = {"SIZE": size, "STOPS": 16, **none}
             made = compile_kernel(walk_rows, SLOTS | WALK, constants, capability=capability, num_warps=1)
             done.append((f"walk_rows, {name}", made))
+    for tokens, growth, size in ((1, 0, 8), (16, 0, 16), (1, 4, 32), (1, 16, 1024)):
+        constants = {"PAGE_SIZE": 64, "TOKENS": tokens, "GROWTH": growth, "SIZE": size, "PAGES": PAGE_BLOCK}
+        warps = 1 if size <= 128 else 4
+        made = compile_kernel(place_rows, SLOTS | PLACES, constants, capability=capability, num_warps=warps)
+        done.append((f"place_rows, {tokens} and {growth} more, {size}", made))
     made = compile_kernel(append_rows, TEXTS | APPEND, {"SIZE": 8}, capability=capability, num_warps=1)
     done.append(("append_rows", made))
     constants = {"MOST": 8, "BLOCK": TEXT_BLOCK, "SIZE": 8}
