@@ -117,6 +117,7 @@ class KernelSet:
     advance_ends: Callable[[SlotTensors, Tensor, Tensor], None]
     verify_inputs: Callable[[Tensor, Drafts, SlotTensors, VerifyLimits, int, int, StepInputs], Nodes]
     take_accepted: Callable[[Tensor, Nodes, Tensor, SlotTensors, VerifyLimits], Taken]
+    moves_of: Callable[[Tensor, Nodes, Taken, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
     draft_places: Callable[[Tensor, Passes, SlotTensors, VerifyLimits, int, int, int], DraftPlaces]
     append_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
     ngram_drafts: Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]

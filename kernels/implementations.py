@@ -113,6 +113,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[Implementation, ...]] = MappingProxyType(
         "advance_ends": _ways("advance_ends", "step", triton="step"),
         "verify_inputs": _ways("verify_inputs", "speculative", triton="speculative"),
         "take_accepted": _ways("take_accepted", "speculative", triton="speculative"),
+        "moves_of": _ways("moves_of", "speculative", triton="speculative"),
         "draft_places": _ways("draft_places", "places", triton="places"),
         "append_tokens": _ways("append_tokens", "speculative", triton="speculative"),
         "ngram_drafts": _ways("ngram_drafts", "speculative", triton="speculative"),

@@ -243,7 +243,7 @@ def moves_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `kernels.pages.compact_kv` must move of accepted nodes: sources, targets int64 [n, K], counts int64 [n].
 
-    Rows of which nothing moves name scratch_location only: who does nothing may own no page.
+    What does not move names scratch_location: who does nothing may own no page.
     """
     context, way = nodes.context.unsqueeze(1), taken.way
     steps = torch.arange(1, way.shape[1], device=way.device)
@@ -252,6 +252,6 @@ def moves_of(
 
     def locations(places: Tensor) -> Tensor:
         found = pages_of(page_table, rows, places, page_size) * page_size + places % page_size
-        return found.masked_fill((counts == 0).unsqueeze(1), scratch_location)
+        return found.masked_fill(steps > counts.unsqueeze(1), scratch_location)
 
     return locations(context + way[:, 1:]), locations(context + steps), counts

@@ -117,6 +117,40 @@ def take_accepted(rows: Tensor, nodes: Nodes, drawn: Tensor, slots: SlotTensors,
     return taken
 
 
+def moves_of(
+    rows: Tensor, nodes: Nodes, taken: Taken, page_table: Tensor, page_size: int, scratch_location: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`kernels.speculative.moves_of`, in one launch."""
+    num_rows, size = taken.way.shape
+    places = torch.empty(2, num_rows, size - 1, dtype=torch.int64, device=rows.device)
+    sources, targets = places.unbind(0)
+    counts = torch.empty(num_rows, dtype=torch.int64, device=rows.device)
+    if num_rows == 0:
+        return sources, targets, counts
+    assert all(part.is_contiguous() for part in (rows, nodes.context, taken.way)), "must be dense"
+    assert page_table.stride(1) == 1, "rows must be dense"
+    kernel: Any = move_rows[(num_rows,)]
+    kernel(
+        rows,
+        nodes.context,
+        taken.way,
+        taken.counts,
+        page_table,
+        sources,
+        targets,
+        counts,
+        size,
+        page_table.shape[1],
+        page_table.stride(0),
+        taken.counts.stride(0),
+        scratch_location,
+        PAGE_SIZE=page_size,
+        SIZE=triton.next_power_of_2(size),
+        num_warps=1,
+    )
+    return sources, targets, counts
+
+
 def append_tokens(texts: Tensor, seq_len: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor | None) -> None:
     """`kernels.speculative.append_tokens`, in one launch; nobody's column stays as it is."""
     num_rows, num = tokens.shape
@@ -319,6 +353,49 @@ def walk_rows(
     tl.store(seq_len + slot, length, mask=moved)
     tl.store(last_token + slot, tl.maximum(last, 0).to(tl.int64), mask=moved)
     tl.store(ended + slot, 1, mask=moved & (has_ended | full))
+
+
+@triton.jit(
+    do_not_specialize=["size", "max_pages", "table_stride", "count_stride"],
+    do_not_specialize_on_alignment=["rows", "counts", "targets"],
+)
+def move_rows(
+    rows,
+    context,
+    way,
+    counts,
+    page_table,
+    sources,
+    targets,
+    moved,
+    size,
+    max_pages,
+    table_stride,
+    count_stride,
+    scratch_location,
+    PAGE_SIZE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """What moves of one row. SIZE: a power of two, at least size."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(rows + row)
+    first = tl.load(context + row) + 1
+    count = tl.maximum(tl.load(counts + row * count_stride) - 1, 0)
+    step = tl.arange(0, SIZE)
+    moves = step < count
+    source = first - 1 + tl.load(way + row * size + 1 + step, mask=moves, other=0)
+    target = first + step
+    pages = page_table + slot * table_stride
+    last_page = max_pages - 1
+    source_page = tl.load(pages + tl.minimum(source // PAGE_SIZE, last_page), mask=moves, other=0).to(tl.int64)
+    target_page = tl.load(pages + tl.minimum(target // PAGE_SIZE, last_page), mask=moves, other=0).to(tl.int64)
+    out = row * (size - 1) + step
+    mask = step < size - 1
+    source = tl.where(moves, source_page * PAGE_SIZE + source % PAGE_SIZE, scratch_location)
+    target = tl.where(moves, target_page * PAGE_SIZE + target % PAGE_SIZE, scratch_location)
+    tl.store(sources + out, source, mask=mask)
+    tl.store(targets + out, target, mask=mask)
+    tl.store(moved + row, count.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["num", "nowhere", "text_stride", "token_stride", "count_stride"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
-from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits, moves_of
+from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.speculative.drafter import Drafter
 from scheduler_proc.speculative.follower import Follower
@@ -92,8 +92,8 @@ class Verifier:
         where they belong."""
         taken = self._kernels.take_accepted(rows, nodes, drawn, self._slots.tensors, self._limits)
         if nodes.visible is not None:
-            pages = self._pages
-            moves = moves_of(rows, nodes, taken, self._slots.page_table, pages.page_size, pages.scratch_location)
+            pages, table = self._pages, self._slots.page_table
+            moves = self._kernels.moves_of(rows, nodes, taken, table, pages.page_size, pages.scratch_location)
             # The likeliest way's first nodes lie where they belong; only a CPU sees at once whether that is all.
             if rows.device.type != "cpu" or _moves_any(*moves):
                 for layer in (*self._pages.kv, *self.drafter.kv):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernels.cuda.beams import VOCAB_BLOCK, before_nodes, best_rows, grow_rows, keep_nodes, likeliest_rows
 from kernels.cuda.places import place_rows
-from kernels.cuda.speculative import PAGE_BLOCK, TEXT_BLOCK, append_rows, match_rows, node_rows, walk_rows
+from kernels.cuda.speculative import PAGE_BLOCK, TEXT_BLOCK, append_rows, match_rows, move_rows, node_rows, walk_rows
 from tests.support.triton_compile import Compiled, compile_kernel
 
 SLOTS = {
@@ -56,6 +56,11 @@ WALK = {
     "size": "i32",
     "widest": "i32",
     "stop_stride": "i32",
+}
+MOVES = {
+    **{name: NODES[name] for name in ("page_table", "max_pages", "table_stride", "scratch_location")},
+    **dict.fromkeys(("rows", "context", "way", "sources", "targets", "moved"), "*i64"),
+    **{"counts": "*i32", "size": "i32", "count_stride": "i32"},
 }
 TEXTS = {"texts": "*i32", "seq_len": "*i64", "rows": "*i64", "text_stride": "i32"}
 APPEND = {
@@ -122,6 +127,10 @@ def compile_all(capability: int = 90) -> list[tuple[str, Compiled]]:
             constants = {"SIZE": size, "STOPS": 16, **none}
             made = compile_kernel(walk_rows, SLOTS | WALK, constants, capability=capability, num_warps=1)
             done.append((f"walk_rows, {name}", made))
+    for size in (8, 64):
+        constants = {"PAGE_SIZE": 64, "SIZE": size}
+        made = compile_kernel(move_rows, MOVES, constants, capability=capability, num_warps=1)
+        done.append((f"move_rows, {size}", made))
     for tokens, growth, size in ((1, 0, 8), (16, 0, 16), (1, 4, 32), (1, 16, 1024)):
         constants = {"PAGE_SIZE": 64, "TOKENS": tokens, "GROWTH": growth, "SIZE": size, "PAGES": PAGE_BLOCK}
         warps = 1 if size <= 128 else 4

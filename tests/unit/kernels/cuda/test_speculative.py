@@ -38,6 +38,12 @@ def test_nodes_and_what_is_accepted(
     taken = speculative.take_accepted(other.rows, nodes, other.drawn, other.slots, other.limits)
     for name in ("tokens", "counts", "drafted"):
         assert torch.equal(getattr(taken, name), getattr(wanted, name)), name
+    moves, wanted_moves = (
+        ops.moves_of(case.rows, expected, wanted, case.slots.page_table, PAGE_SIZE, SCRATCH)
+        for ops in (speculative, reference)
+    )
+    for one, two in zip(moves, wanted_moves, strict=True):
+        assert torch.equal(one, two) and one.dtype == two.dtype
     valid = torch.arange(wanted.way.shape[1], device=device) < wanted.counts.unsqueeze(1)
     assert torch.equal(taken.way[valid], wanted.way[valid])
     for name in ("seq_len", "last_token", "ended"):
