@@ -18,6 +18,7 @@ from kernels.implementations import IMPLEMENTATIONS, Implementation, Target
 from kernels.logits import AdjustedRows, EditTable, PenaltyTable
 from kernels.ngram import NgramCorpus, NgramSearch
 from kernels.noise import SAMPLE
+from kernels.pages import KVLayers
 from kernels.places import DraftPlaces, Passes
 from kernels.rotary import NEOX, RotaryStyle
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
@@ -98,7 +99,7 @@ class KernelSet:
     paged_attention: AttentionKernel
     gather_pages: Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
     page_lists: Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
-    compact_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    compact_kv: Callable[[KVLayers, Tensor, Tensor, Tensor], None]
     embed: Callable[[Tensor, Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     gated_linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]

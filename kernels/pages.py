@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KVLayers:
+    """The pages of some layers, all of one dtype, shape and strides."""
+
+    kv: tuple[Tensor, ...]
+    """`[num_pages, 2, page_size, num_kv_heads, head_dim]` each, any strides."""
+    addresses: Tensor
+    """int64 [num_layers], on their device: where each begins. Graphs read it, so it must live as long as they do."""
+
+    @classmethod
+    def of(cls, kv: Sequence[Tensor]) -> KVLayers:
+        """Of one layer at least."""
+        assert len({(layer.dtype, layer.shape, layer.stride()) for layer in kv}) == 1, "layers must be alike"
+        addresses = [layer.data_ptr() for layer in kv]
+        return cls(tuple(kv), torch.tensor(addresses, dtype=torch.int64, device=kv[0].device))
 
 
 def gather_pages(page_table: Tensor, rows: Tensor, kv_lens: Tensor, page_size: int, num_columns: int) -> Tensor:
@@ -44,21 +64,23 @@ def page_lists(page_table: Tensor, kv_lens: Tensor, page_size: int, size: int) -
     return pages.to(torch.int32), starts.to(torch.int32), last.to(torch.int32)
 
 
-def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
+def compact_kv(layers: KVLayers, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
     """Move the keys and values of accepted drafted tokens to where they belong, in every layer.
 
-    kv: `[num_layers, num_pages, 2, page_size, num_kv_heads, head_dim]`, any strides; sources, targets: int64
-    `[rows, width]`, locations `page * page_size + offset`; counts: int64 `[rows]`, how many of a row's places move.
-    Within a row it is as if they moved one after the other: a later source is never an earlier target. No location is
-    in two rows.
+    sources, targets: int64 `[rows, width]`, locations `page * page_size + offset`; counts: int64 `[rows]`, how many of
+    a row's places move. Within a row it is as if they moved one after the other: a later source is never an earlier
+    target. No location is in two rows.
     """
-    page_size = kv.shape[3]
+    page_size = layers.kv[0].shape[2]
     # What does not move repeats the row's last move, or writes its first source onto itself where there is none: a mask
     # would have to be read back.
-    column = torch.arange(sources.shape[1], device=kv.device).minimum((counts.unsqueeze(1) - 1).clamp(min=0))
+    column = torch.arange(sources.shape[1], device=sources.device).minimum((counts.unsqueeze(1) - 1).clamp(min=0))
     source = sources.gather(1, column)
     target = torch.where(counts.unsqueeze(1) > 0, targets.gather(1, column), source).flatten()
     source = source.flatten()
-    raw = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
-    values = raw[:, source // page_size, :, source % page_size].clone()
-    raw[:, target // page_size, :, target % page_size] = values
+    from_page, from_offset, to_page, to_offset = (
+        part for places in (source, target) for part in (places // page_size, places % page_size)
+    )
+    for kv in layers.kv:
+        raw = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
+        raw[to_page, :, to_offset] = raw[from_page, :, from_offset]

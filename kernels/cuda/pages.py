@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.pages import KVLayers
 
 BLOCK = 1024
 """Page ids that a program copies at a time."""
@@ -56,29 +59,26 @@ def page_lists(page_table: Tensor, kv_lens: Tensor, page_size: int, size: int) -
     return pages, starts, last
 
 
-def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
-    """`kernels.pages.compact_kv`, in one launch for all layers."""
-    num_layers, _, _, page_size, num_heads, head_dim = kv.shape
+def compact_kv(layers: KVLayers, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
+    """`kernels.pages.compact_kv`, in one launch."""
+    kv = layers.kv[0]
+    _, _, page_size, num_heads, head_dim = kv.shape
     num_rows, width = sources.shape
     if num_rows == 0 or width == 0 or kv.numel() == 0:
         return
-    if kv.dtype.itemsize == 1:
-        # A copy needs no arithmetic, and bytes are copied everywhere.
-        kv = kv.view(torch.uint8)
-    layer, page, half, token, head, element = kv.stride()
+    page, half, token, head, element = kv.stride()
     assert element == 1 and counts.is_contiguous(), "the elements of a head, and counts, must be dense"
     if head == head_dim or num_heads == 1:
         num_heads, head_dim, head = 1, num_heads * head_dim, 0
     block = min(max(triton.next_power_of_2(num_heads * head_dim), 32), 1024)
-    kernel: Any = move_places[(num_layers * triton.cdiv(num_heads * head_dim, block), num_rows)]
+    kernel: Any = move_places[(len(layers.kv) * triton.cdiv(num_heads * head_dim, block), num_rows)]
     kernel(
-        kv,
+        layers.addresses,
         sources,
         targets,
         counts,
         *sources.stride(),
         *targets.stride(),
-        layer,
         page,
         half,
         token,
@@ -88,6 +88,8 @@ def compact_kv(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor) -> 
         HEAD_DIM=head_dim,
         PLACES=min(width, 4),
         BLOCK=block,
+        ITEM_BYTES=kv.dtype.itemsize,
+        ALIGNED=math.gcd(16, *(place.data_ptr() for place in layers.kv)),
         # Not more threads than elements: each must be read and written by one thread.
         num_warps=max(block // 256, 1),
     )
@@ -147,7 +149,7 @@ def list_pages(
 
 @triton.jit
 def move_places(
-    kv,
+    addresses,
     sources,
     targets,
     counts,
@@ -155,7 +157,6 @@ def move_places(
     source_column,
     target_row,
     target_column,
-    layer_stride,
     page_stride,
     half_stride,
     token_stride,
@@ -165,6 +166,8 @@ def move_places(
     HEAD_DIM: tl.constexpr,
     PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
+    ITEM_BYTES: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """BLOCK elements of a layer's keys, and of its values, for all places of a row, PLACES at a time.
 
@@ -175,7 +178,17 @@ def move_places(
     row = tl.program_id(1).to(tl.int64)
     elements = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = elements < SIZE
-    kv += (tl.program_id(0) // BLOCKS).to(tl.int64) * layer_stride
+    # A launch finds out how pointers are aligned that it is given, but not of those that are in memory. A copy needs no
+    # arithmetic, so any type of that size will do.
+    address = tl.load(addresses + tl.program_id(0) // BLOCKS)
+    if ITEM_BYTES == 1:
+        kv = address.to(tl.pointer_type(tl.uint8))
+    elif ITEM_BYTES == 2:
+        kv = address.to(tl.pointer_type(tl.int16))
+    else:
+        tl.static_assert(ITEM_BYTES == 4)
+        kv = address.to(tl.pointer_type(tl.int32))
+    kv = tl.multiple_of(kv, ALIGNED)
     kv += (elements // HEAD_DIM).to(tl.int64) * head_stride + elements % HEAD_DIM
     sources += row * source_row
     targets += row * target_row

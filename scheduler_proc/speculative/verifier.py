@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import KernelSet
+from kernels.pages import KVLayers
 from kernels.speculative import Drafts, Nodes, Taken, VerifyLimits
 from scheduler_proc.plan import Joins, StepPlan
 from scheduler_proc.speculative.drafter import Drafter
@@ -31,6 +32,8 @@ class Verifier:
         self._kernels = kernels
         self._slots = slots
         self._pages = pages
+        self._layers = [KVLayers.of(kv) for kv in (pages.kv, drafter.kv) if kv]
+        """Of the model and of who drafts; graphs read it."""
         size, device = slots.num_slots + 1, slots.transfer.device
         self._limits = VerifyLimits(
             torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, dtype=torch.int32, device=device)
@@ -96,8 +99,8 @@ class Verifier:
             moves = self._kernels.moves_of(rows, nodes, taken, table, pages.page_size, pages.scratch_location)
             # The likeliest way's first nodes lie where they belong; only a CPU sees at once whether that is all.
             if rows.device.type != "cpu" or _moves_any(*moves):
-                for layer in (*self._pages.kv, *self.drafter.kv):
-                    self._kernels.compact_kv(layer.unsqueeze(0), *moves)
+                for layers in self._layers:
+                    self._kernels.compact_kv(layers, *moves)
         self.drafter.verified(rows, nodes, taken)
         return taken
 

@@ -184,6 +184,7 @@ def test_page_tables(page_size: int) -> None:
 def test_compact_kv(heads: tuple[int, int], dtype: torch.dtype) -> None:
     """Each row's places move by one, so that every source but the first is a later target; many times, for races."""
     from kernels.cuda.pages import compact_kv
+    from kernels.pages import KVLayers
 
     num_rows, width = 64, 11
     before = torch.randn(8, 64, 2, 16, *heads, device="cuda").to(dtype)
@@ -195,7 +196,7 @@ def test_compact_kv(heads: tuple[int, int], dtype: torch.dtype) -> None:
         expected[:, row, :, :count] = moved
     for _ in range(20):
         kv = before.clone()
-        compact_kv(kv, targets + 1, targets, counts)
+        compact_kv(KVLayers.of(kv.unbind()), targets + 1, targets, counts)
         assert torch.equal(kv.view(torch.uint8), expected)
 
 

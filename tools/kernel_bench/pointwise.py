@@ -89,7 +89,7 @@ def page_cases(kernels: KernelSet, shape: Shape, batch: int) -> Iterator[Case]:
     targets = starts + torch.arange(8, device="cuda")
     sources = starts + torch.tensor([1, 3, 4, 7, 7, 7, 7, 7], device="cuda")
     counts = torch.full((batch,), moved, device="cuda")
-    inputs = [(kv, sources, targets, counts)] * 4
+    inputs = [(pages.KVLayers.of(kv.unbind()), sources, targets, counts)] * 4
     size = 2 * 2 * batch * moved * layers * 2 * shape.num_kv_heads * shape.head_dim
     ways = {"engine": calls_of(kernels.compact_kv, inputs), "torch": calls_of(pages.compact_kv, inputs)}
     yield Case("compact_kv", shape.name, f"{batch} x {moved} tokens, {layers} layers", size, 0, ways)

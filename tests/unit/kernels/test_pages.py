@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.pages import compact_kv, gather_pages, page_lists
+from kernels.pages import KVLayers, compact_kv, gather_pages, page_lists
 
 
 def num_pages(kv_len: int, page_size: int) -> int:
@@ -55,7 +55,7 @@ def moved_one_by_one(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tenso
 def assert_moved(dtype: torch.dtype, page_size: int, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
     kv = torch.randn(3, 2, 32 // page_size, 2, page_size, 2, 8).to(dtype)[:, 1]
     expected = moved_one_by_one(kv, sources, targets, counts)
-    compact_kv(kv, sources, targets, counts)
+    compact_kv(KVLayers.of(kv.unbind()), sources, targets, counts)
     assert torch.equal(kv.view(torch.uint8), expected.view(torch.uint8))
 
 

@@ -143,13 +143,14 @@ def _pages(capability: int) -> list[tuple[str, Compiled]]:
     types |= dict.fromkeys(("num_rows", "size", "stride"), "i32")
     aligned = tuple(name for name in types if name not in ("num_rows", "size"))
     lists = compile_kernel(list_pages, types, sizes | {"ROWS": 256}, capability=capability, aligned=aligned)
-    types = {"kv": "*bf16"} | dict.fromkeys(("sources", "targets", "counts"), "*i64")
+    types = dict.fromkeys(("addresses", "sources", "targets", "counts"), "*i64")
     types |= dict.fromkeys(("source_row", "target_row", "page_stride", "half_stride", "token_stride"), "i32")
-    types |= {"layer_stride": "i64", "head_stride": "i32"}
+    types |= {"head_stride": "i32"}
     constants = {"PAGE_SIZE": 16, "SIZE": 1024, "HEAD_DIM": 1024, "PLACES": 4, "BLOCK": 1024}
-    constants |= {"source_column": 1, "target_column": 1}
+    constants |= {"source_column": 1, "target_column": 1, "ITEM_BYTES": 2, "ALIGNED": 16}
     aligned = tuple(name for name in types if name not in ("source_row", "target_row"))
     move = compile_kernel(move_places, types, constants, capability=capability, aligned=aligned)
+    assert "ld.global.v4.b32" in move.ptx and "st.global.v4.b32" in move.ptx
     spread = constants | {"HEAD_DIM": 80, "SIZE": 640}
     apart = compile_kernel(move_places, types, spread, capability=capability, aligned=aligned)
     return [("gather_pages", gather), ("page_lists", lists), ("compact_kv", move), ("compact_kv, heads apart", apart)]

@@ -60,7 +60,9 @@ WALK = {
 MOVES = {
     **{name: NODES[name] for name in ("page_table", "max_pages", "table_stride", "scratch_location")},
     **dict.fromkeys(("rows", "context", "way", "sources", "targets", "moved"), "*i64"),
-    **{"counts": "*i32", "size": "i32", "count_stride": "i32"},
+    "counts": "*i32",
+    "size": "i32",
+    "count_stride": "i32",
 }
 TEXTS = {"texts": "*i32", "seq_len": "*i64", "rows": "*i64", "text_stride": "i32"}
 APPEND = {

@@ -7,6 +7,7 @@ import torch
 
 from kernels import pages as reference
 from kernels.cuda import pages
+from kernels.pages import KVLayers
 
 POISON = 1 << 30
 
@@ -91,7 +92,7 @@ def test_compact_kv(dtype: torch.dtype, page_size: int, device: torch.device) ->
     targets = torch.tensor([[0, 1, 3, 99], [99, 99, 99, 99], [5, 6, 99, 99], [2, 99, 99, 99]], device=device)
     counts = torch.tensor([3, 0, 2, 1], device=device)
     before = kv.clone()
-    pages.compact_kv(kv, sources, targets, counts)
+    pages.compact_kv(KVLayers.of(kv.unbind()), sources, targets, counts)
     expected = before.clone()
     for row in range(4):
         for i in range(int(counts[row])):
@@ -109,7 +110,7 @@ def test_compact_many_places_of_heads_apart(heads: tuple[int, int], device: torc
     before, counts = wide.clone(), torch.tensor([10], device=device)
     # Columns of a matrix, whose places are not neighbours.
     columns = [places.unsqueeze(1).repeat(1, 2)[:, :1].T for places in (sources, targets)]
-    pages.compact_kv(kv, columns[0], columns[1], counts)
+    pages.compact_kv(KVLayers.of(kv.unbind()), columns[0], columns[1], counts)
     before[:, 0, :, 2:12, :, : heads[1]] = before[:, 0, :, 3:13, :, : heads[1]].clone()
     assert torch.equal(wide, before)
 
@@ -117,5 +118,5 @@ def test_compact_many_places_of_heads_apart(heads: tuple[int, int], device: torc
 def test_compact_nothing(device: torch.device) -> None:
     kv = poisoned_kv(torch.float32, 16, (2, 8), device)
     before, none = kv.clone(), torch.zeros(0, 3, dtype=torch.int64, device=device)
-    pages.compact_kv(kv, none, none, none[:, 0])
+    pages.compact_kv(KVLayers.of(kv.unbind()), none, none, none[:, 0])
     assert torch.equal(kv, before)
