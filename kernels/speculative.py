@@ -65,14 +65,25 @@ class Nodes:
 class Taken:
     """What slots have taken of their drafts."""
 
-    tokens: Tensor
-    """int32 [n, K + 1]: a row's new tokens, then zeros; -1 is a NaN, and the last of its row."""
-    counts: Tensor
-    """int32 [n]: how many there are; 0 for a row that does nothing."""
-    drafted: Tensor
-    """int32 [n]: usable drafted nodes."""
+    numbers: Tensor
+    """int32 [n, K + 3]: tokens, counts and drafted side by side, as they go to the host."""
     way: Tensor
     """int64 [n, K + 1]: the node at which each token was drawn; arbitrary after the last."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """int32 [n, K + 1]: a row's new tokens, then zeros; -1 is a NaN, and the last of its row."""
+        return self.numbers[:, :-2]
+
+    @property
+    def counts(self) -> Tensor:
+        """int32 [n]: how many there are; 0 for a row that does nothing."""
+        return self.numbers[:, -2]
+
+    @property
+    def drafted(self) -> Tensor:
+        """int32 [n]: usable drafted nodes."""
+        return self.numbers[:, -1]
 
 
 def verify_inputs(
@@ -191,7 +202,7 @@ def take_accepted(rows: Tensor, nodes: Nodes, drawn: Tensor, slots: SlotTensors,
     slots.seq_len[rows] = torch.where(scratch, 0, length)
     slots.ended[rows] = slots.ended[rows] | ends.any(dim=1) | (moved & (length >= limits.full_lens[rows] - 1))
     drafted = nodes.usable[:, 1:].sum(dim=1, dtype=torch.int32)
-    return Taken(tokens, counts.to(torch.int32), drafted, way)
+    return Taken(torch.cat((tokens, counts.to(torch.int32).unsqueeze(1), drafted.unsqueeze(1)), dim=1), way)
 
 
 def append_tokens(texts: Tensor, seq_len: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor | None) -> None:

@@ -138,10 +138,23 @@ def keep_features(
     num_rows, size, hidden = features.shape
     if features.numel() == 0:
         return
-    vectors = (features, way, counts, rows, locations, of_slots, of_pages)
+    vectors = (features, way, rows, locations, of_slots, of_pages)
     assert all(vector is None or vector.is_contiguous() for vector in vectors), "must be dense"
     kernel: Any = keep_nodes[(num_rows * size,)]
-    kernel(features, way, counts, rows, locations, of_slots, of_pages, size, page_size, HIDDEN=hidden, **_lanes(hidden))
+    kernel(
+        features,
+        way,
+        counts,
+        rows,
+        locations,
+        of_slots,
+        of_pages,
+        size,
+        page_size,
+        0 if counts is None else counts.stride(0),
+        HIDDEN=hidden,
+        **_lanes(hidden),
+    )
 
 
 def _lanes(hidden: int) -> dict[str, int]:
@@ -312,7 +325,9 @@ def before_nodes(own, rows, features, parents, out, own_stride, num, size, HIDDE
         tl.store(out + node * HIDDEN + element, value, mask=element < HIDDEN)
 
 
-@triton.jit(do_not_specialize=["size", "page_size"])
+@triton.jit(
+    do_not_specialize=["size", "page_size", "count_stride"], do_not_specialize_on_alignment=["counts", "locations"]
+)
 def keep_nodes(
     features,
     way,
@@ -323,6 +338,7 @@ def keep_nodes(
     of_pages,
     size,
     page_size,
+    count_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -331,7 +347,7 @@ def keep_nodes(
     row, j = step // size, step % size
     count = size
     if counts is not None:
-        count = tl.load(counts + row)
+        count = tl.load(counts + row * count_stride)
     node = j
     if way is not None:
         node = tl.load(way + step)

@@ -81,10 +81,9 @@ def take_accepted(rows: Tensor, nodes: Nodes, drawn: Tensor, slots: SlotTensors,
     """`kernels.speculative.take_accepted`, in one launch."""
     num_rows, size = nodes.usable.shape
     device = rows.device
-    tokens = torch.empty(num_rows, size, dtype=torch.int32, device=device)
-    counts, drafted = torch.empty(2, num_rows, dtype=torch.int32, device=device).unbind(0)
+    numbers = torch.empty(num_rows, size + 2, dtype=torch.int32, device=device)
     way = torch.empty(num_rows, size, dtype=torch.int64, device=device)
-    taken = Taken(tokens, counts, drafted, way)
+    taken = Taken(numbers, way)
     if num_rows == 0:
         return taken
     assert drawn.is_contiguous() and rows.is_contiguous(), "must be dense"
@@ -103,9 +102,7 @@ def take_accepted(rows: Tensor, nodes: Nodes, drawn: Tensor, slots: SlotTensors,
         slots.ended.view(torch.uint8),
         slots.stop_ids,
         limits.full_lens,
-        tokens,
-        counts,
-        drafted,
+        numbers,
         way,
         size,
         widest,
@@ -299,9 +296,7 @@ def walk_rows(
     ended,
     stop_ids,
     full_lens,
-    tokens_out,
-    counts_out,
-    drafted_out,
+    numbers_out,
     way_out,
     size,
     widest,
@@ -343,10 +338,11 @@ def walk_rows(
         child = tl.min(tl.where((child_of == at) & (drafts == token), node, SIZE))
         goes_on = goes_on & (ends == 0) & (child < SIZE)
         at = tl.where(goes_on, child, at)
-    tl.store(tokens_out + own, tokens, mask=mask)
+    numbers_out += row * (size + 2)
+    tl.store(numbers_out + node, tokens, mask=mask)
     tl.store(way_out + own, way.to(tl.int64), mask=mask)
-    tl.store(counts_out + row, count)
-    tl.store(drafted_out + row, tl.sum((can & (node > 0)).to(tl.int32)))
+    tl.store(numbers_out + size, count)
+    tl.store(numbers_out + size + 1, tl.sum((can & (node > 0)).to(tl.int32)))
     moved = count > 0
     length = tl.load(context + row) + count
     full = length >= tl.load(full_lens + slot) - 1

@@ -125,8 +125,8 @@ class ModelRunner:
 
         logits: [n * (K + 1), vocab], of all nodes.
         """
-        parts = (taken.tokens, taken.counts, taken.drafted)
-        pending.tokens, pending.counts, pending.drafted = map(self.transfer.download, parts)
+        arriving = Taken(self.transfer.download(taken.numbers), taken.way)
+        pending.tokens, pending.counts, pending.drafted = arriving.tokens, arriving.counts, arriving.drafted
         if plan.logprobs is not None:
             self._score_taken(plan, arrays.rows, taken, logits, pending)
 

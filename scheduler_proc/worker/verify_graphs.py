@@ -42,8 +42,7 @@ class _Left:
 
 @dataclass(eq=False)
 class _Graph:
-    """Of one number of rows and drafts. Its output is int32 [size, K + 3]: tokens, how many of them count, and how many
-    were drafted."""
+    """Of one number of rows and drafts. Its output is Taken.numbers, int32 [size, K + 3]."""
 
     captured: Captured
     left: _Left
@@ -91,8 +90,8 @@ class VerifyGraphs:
             self._set_rows(arrays.rows, size)
             self._last = arrays, size
         graph.captured.replay()
-        out, left = graph.captured.output[:num_rows], graph.left
-        taken = Taken(out[:, : num_drafts + 1], out[:, -2], out[:, -1], left.way[:num_rows])
+        left = graph.left
+        taken = Taken(graph.captured.output[:num_rows], left.way[:num_rows])
         return Verified(taken, left.logits[: num_rows * (num_drafts + 1)])
 
     def release(self) -> None:
@@ -164,8 +163,7 @@ class VerifyGraphs:
             kv_lens = nodes.kv_lens.view(-1)
             drawn = kernels.sample(logits, *sampling, kv_lens, needs_filter=needs_filter, all_greedy=False)
         taken = verifier.take(rows, nodes, drawn.view(-1, width))
-        output = torch.cat((taken.tokens, taken.counts.unsqueeze(1), taken.drafted.unsqueeze(1)), dim=1)
-        return output, logits, taken.way
+        return taken.numbers, logits, taken.way
 
     def _set_rows(self, rows: Tensor, size: int) -> None:
         num, slots = len(rows), self._slots

@@ -49,9 +49,7 @@ WALK = {
     "usable": "*u8",
     "context": "*i64",
     "stop_ids": "*i32",
-    "tokens_out": "*i32",
-    "counts_out": "*i32",
-    "drafted_out": "*i32",
+    "numbers_out": "*i32",
     "way_out": "*i64",
     "size": "i32",
     "widest": "i32",
@@ -109,7 +107,7 @@ FEATURES = {
     "way": "*i64",
     "counts": "*i32",
     "locations": "*i64",
-    **dict.fromkeys(("own_stride", "num", "size", "page_size"), "i32"),
+    **dict.fromkeys(("own_stride", "num", "size", "page_size", "count_stride"), "i32"),
 }
 
 

@@ -61,7 +61,7 @@ def test_features(seed: int, hidden: int, device: torch.device) -> None:
             found = beams.features_before(one, slots, features, *arguments)
             assert torch.equal(found, reference.features_before(one, slots, features, *arguments))
     way = torch.randint(0, size, (num_rows, size), generator=generator).to(device)
-    counts = torch.randint(0, size + 1, (num_rows,), generator=generator).int().to(device)
+    counts = torch.randint(0, size + 1, (num_rows, 2), generator=generator).int().to(device)[:, 1]
     places = torch.randperm((pages - 1) * page_size, generator=generator)[: num_rows * size]
     locations = places.view(num_rows, size).to(device)
     for told, way_of in ((counts, way), (None, None)):
