@@ -59,7 +59,7 @@ def assert_moved(dtype: torch.dtype, page_size: int, sources: Tensor, targets: T
     assert torch.equal(kv.view(torch.uint8), expected.view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_compact_kv(dtype: torch.dtype, page_size: int) -> None:
     sources = torch.tensor([[3, 4, 7], [9, 10, 11], [17, 19, 20], [24, 27, 0]])

@@ -83,7 +83,7 @@ def poisoned_kv(dtype: torch.dtype, page_size: int, heads: tuple[int, int], devi
     return kv.to(device, dtype)[:, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_compact_kv(dtype: torch.dtype, page_size: int, device: torch.device) -> None:
     kv = poisoned_kv(dtype, page_size, (2, 24), device)

@@ -13,7 +13,7 @@ from tests.unit.kernels.test_speculative import PAGE_SIZE, PAGES, SCRATCH, Case
 
 
 @pytest.mark.parametrize("passes", [CHAIN, BLOCK, TREE])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_places(seed: int, passes: Passes, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
         monkeypatch.setattr(places, "PAGE_BLOCK", 2)
