@@ -71,6 +71,8 @@ def _check_speculative(config: EngineConfig) -> None:
     corpus = options.speculative_ngram_external_corpus_path
     if corpus is not None and options.speculative_algorithm != "NGRAM":
         raise ConfigError("--speculative-ngram-external-corpus-path needs --speculative-algorithm NGRAM.")
+    if options.speculative_algorithm is None and options.speculative_draft_model_path is not None:
+        raise ConfigError("--speculative-draft-model-path needs --speculative-algorithm.")
     if options.speculative_algorithm is None:
         return
     algorithm, path = options.speculative_algorithm, options.speculative_draft_model_path
@@ -80,6 +82,13 @@ def _check_speculative(config: EngineConfig) -> None:
         raise ConfigError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path.")
     if algorithm in (*DRAFT_HEADS, "DFLASH") and not (Path(str(path)) / "config.json").is_file():
         raise ConfigError(f"--speculative-draft-model-path {path}: there is no config.json in such a directory.")
+    if algorithm in DRAFT_HEADS:
+        # Before the model is loaded, which may take minutes.
+        from scheduler_proc.speculative import eagle3_files, eagle_files
+        from scheduler_proc.speculative.head_files import read_config
+
+        names = (eagle3_files.ARCHITECTURE,) if algorithm == "EAGLE3" else eagle_files.ARCHITECTURES
+        read_config(Path(str(path)), names)
     if config.scheduler.device == "null":
         raise ConfigError("--speculative-algorithm needs a model, and --device null has none.")
     if config.process.tp_size > 1:

@@ -318,6 +318,8 @@ class Slots:
         request.slot = -1
         self.occupant[slot] = None
         self.state[slot] = SlotState.FREE
+        # Steps in flight that verify drafts for it will not be told of any more.
+        self.slack[slot] = 0
         self.epoch[slot] += 1
         self.version += 1
         self.num_new -= int(self.is_new[slot])
@@ -325,6 +327,11 @@ class Slots:
         self._free.append(slot)
         if slot in self._joins:
             self._joins.remove(slot)
+
+    def audit(self) -> list[str]:
+        """What no step can put right: lengths in doubt of slots that nobody is in."""
+        doubtful = np.flatnonzero((self.state == SlotState.FREE) & (self.slack != 0)).tolist()
+        return [f"slots: {slot} is free, but its length is in doubt by {int(self.slack[slot])}" for slot in doubtful]
 
     def set_state(self, slot: int, state: SlotState) -> None:
         self._settle()

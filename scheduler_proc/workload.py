@@ -506,6 +506,7 @@ class GenerateWorkload:
     def audit(self) -> list[str]:
         """Every page's owners rebuilt; empty = each page has exactly one. Counts what it finds."""
         problems = self.cache.audit(self.slots.used()) + self.planner.admission.audit(self.requests)
+        problems += self.slots.audit()
         if problems:
             self.audit_errors += len(problems)
             log.error("event=audit problems=%d first=%s", len(problems), "; ".join(problems[:8]))

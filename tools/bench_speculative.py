@@ -74,7 +74,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def configure(options: argparse.Namespace, method: str) -> EngineConfig:
     """An engine that drafts so. Raises ConfigError."""
     config = EngineConfig(
-        model=ModelOptions(dtype=options.dtype),
+        model=ModelOptions(model=options.model, dtype=options.dtype),
         scheduler=SchedulerOptions(device=options.device, overlap_depth=options.overlap_depth),
         process=ProcessOptions(cpu_threads=options.cpu_threads),
     )

@@ -82,7 +82,7 @@ def configure(options: argparse.Namespace) -> EngineConfig:
     on_cuda = options.device != "cpu" and torch.cuda.is_available()
     return settle(
         EngineConfig(
-            model=ModelOptions(dtype="bfloat16" if on_cuda else "auto"),
+            model=ModelOptions(model=options.model, dtype="bfloat16" if on_cuda else "auto"),
             scheduler=SchedulerOptions(device=options.device),
             process=ProcessOptions(cpu_threads=options.cpu_threads),
         )

@@ -94,6 +94,8 @@ def read_json(path: Path) -> JsonFile:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelFileError(f"{path}: not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ModelFileError(f"{path}: JSON that is nested too deeply") from error
     if not isinstance(data, dict):
         raise ModelFileError(f"{path}: must hold a JSON object, not {type(data).__name__}")
     return JsonFile(path, data)

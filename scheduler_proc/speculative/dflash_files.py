@@ -11,9 +11,10 @@ from engine.config import DFLASH_BLOCK
 from engine.model_files.json_file import JsonFile
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.speculative.dflash import DFlashModel, DFlashSpec
-from scheduler_proc.speculative.head_files import fill, head_spec, read_config
+from scheduler_proc.speculative.head_files import fill, head_spec, read_config, target_layers
 
 ARCHITECTURE = "DFlashDraftModel"
+MOST_BLOCK = 64
 IGNORED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Those are the target's."""
 _RENAMED = {"model.": ""}
@@ -53,8 +54,8 @@ def load_drafter(directory: Path, target: Decoder, max_position: int) -> DFlashM
 def _block_size(config: JsonFile) -> int:
     section = config.section("dflash_config")
     size = (section if section.get("block_size") is not None else config).positive("block_size", default=DFLASH_BLOCK)
-    if size < 2:
-        raise config.error("block_size", "2 or more", size)
+    if not 2 <= size <= MOST_BLOCK:
+        raise config.error("block_size", f"2 to {MOST_BLOCK}", size)
     return size
 
 
@@ -62,22 +63,17 @@ def _windows(config: JsonFile, num_layers: int) -> tuple[int | None, ...]:
     types = config.get("layer_types")
     if types is None:
         return (None,) * num_layers
-    if not isinstance(types, Sequence) or len(types) != num_layers or not set(types) <= set(_LAYER_TYPES):
+    if not isinstance(types, Sequence) or len(types) != num_layers or not all(one in _LAYER_TYPES for one in types):
         raise config.error("layer_types", f"{num_layers} of {', '.join(_LAYER_TYPES)}", types)
     return tuple(config.positive("sliding_window") if one == "sliding_attention" else None for one in types)
 
 
-def _target_layers(config: JsonFile, num_layers: int, target_layers: int) -> tuple[int, ...]:
+def _target_layers(config: JsonFile, num_layers: int, num_target_layers: int) -> tuple[int, ...]:
     """Before which of the target's layers its hidden states are taken."""
     ids = config.section("dflash_config").get("target_layer_ids")
     if ids is None:
         # Spread over the layers from the second to the last but two.
-        last = max(target_layers - 3, 1)
+        last = max(num_target_layers - 3, 1)
         steps = max(num_layers - 1, 1)
-        ids = [min(round(1 + index * (last - 1) / steps), target_layers - 1) for index in range(num_layers)]
-    is_list = isinstance(ids, Sequence) and all(isinstance(one, int) and 0 <= one < target_layers for one in ids)
-    if not is_list or not ids or list(ids) != sorted(set(ids)):
-        wanted = f"different layers of the target, ascending, below {target_layers}"
-        raise config.error("dflash_config.target_layer_ids", wanted, ids)
-    # The states after a layer are those before the next.
-    return tuple(one + 1 for one in ids)
+        ids = [min(round(1 + index * (last - 1) / steps), num_target_layers - 1) for index in range(num_layers)]
+    return target_layers(config, "dflash_config.target_layer_ids", ids, num_target_layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from engine.errors import ModelFileError
 from engine.model_files.json_file import JsonFile
 from scheduler_proc.models.decoder import Decoder
 from scheduler_proc.speculative.eagle3 import Eagle3Head, Eagle3Spec
-from scheduler_proc.speculative.head_files import check_single_layer, fill, head_spec, read_config
+from scheduler_proc.speculative.head_files import check_single_layer, fill, head_spec, read_config, target_layers
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 IGNORED = frozenset({"t2d", "embed_tokens.weight"})
@@ -36,10 +35,7 @@ def _layers(config: JsonFile, num_layers: int) -> tuple[int, ...]:
     ids = config.section("eagle_config").get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
         return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
-    if not isinstance(ids, Sequence) or not all(isinstance(one, int) and 0 <= one < num_layers for one in ids):
-        raise config.error("eagle_aux_hidden_state_layer_ids", f"layers of the target, below {num_layers}", ids)
-    # The states after a layer are those before the next.
-    return tuple(one + 1 for one in ids)
+    return target_layers(config, "eagle_aux_hidden_state_layer_ids", ids, num_layers)
 
 
 @torch.inference_mode()

@@ -13,13 +13,16 @@ from scheduler_proc.speculative.head import HeadSpec
 from scheduler_proc.weights.checkpoint import CheckpointTensor
 from scheduler_proc.weights.safetensors_files import safetensors_tensors
 
+_INTEGERS = frozenset({"d2t"})
+"""Tensors of ids; all others are of floats."""
+
 
 def read_config(directory: Path, architectures: Sequence[str], target_hidden: int | None = None) -> JsonFile:
     """config.json of a head of one of these architectures, for a target of so many elements (None: any). Raises
     ModelFileError, and ConfigError where the head is another target's."""
     config = read_json(directory / "config.json")
     names = config.get("architectures")
-    if not isinstance(names, Sequence) or not set(architectures) & set(names):
+    if not isinstance(names, Sequence) or not any(name in names for name in architectures):
         raise config.error("architectures", " or ".join(f"[{name!r}]" for name in architectures), names)
     hidden = config.positive("hidden_size")
     for what, asked in (
@@ -67,7 +70,12 @@ def fill(
     files = sorted(str(path) for path in directory.glob("*.safetensors"))
     if not files:
         raise ModelFileError(f"{directory}: no safetensors file; a head in another format must be converted")
-    found = {_own_name(tensor.name, renamed): tensor for tensor in safetensors_tensors(files)}
+    found: dict[str, CheckpointTensor] = {}
+    for tensor in safetensors_tensors(files):
+        name = _own_name(tensor.name, renamed)
+        if name in found:
+            raise ModelFileError(f"{directory} is no {kind} of this model: it has {name} twice")
+        found[name] = tensor
     missing = sorted(targets.keys() - found.keys() - optional)
     unknown = sorted(found.keys() - targets.keys() - ignored)
     misshapen = [
@@ -81,11 +89,24 @@ def fill(
     for name, target in targets.items():
         if name not in found:
             continue
+        tensor = found[name].read()
+        if tensor.is_floating_point() == (name in _INTEGERS):
+            raise ModelFileError(f"{directory}: {name} has elements of type {tensor.dtype}")
         try:
-            target.load(found[name].read())
+            target.load(tensor)
         except ValueError as error:
             raise ModelFileError(f"{directory}: {name}: {error}") from error
     return {name: tensor for name, tensor in found.items() if name in ignored}
+
+
+def target_layers(config: JsonFile, key: str, ids: object, num_layers: int) -> tuple[int, ...]:
+    """Before which of the target's num_layers layers its hidden states are taken, where those after the layers `ids`
+    are wanted. Raises ModelFileError for anything but different layers, ascending."""
+    is_list = isinstance(ids, Sequence) and all(type(one) is int and 0 <= one < num_layers for one in ids)
+    if not is_list or not ids or list(ids) != sorted(set(ids)):
+        raise config.error(key, f"different layers of the target, ascending, below {num_layers}", ids)
+    # The states after a layer are those before the next.
+    return tuple(one + 1 for one in ids)
 
 
 def _own_name(name: str, renamed: Mapping[str, str]) -> str:

@@ -41,7 +41,7 @@ class StandaloneDrafter:
         self._pages = pages
         self.kv = kv
         self._num_steps = num_steps
-        self._top_k = top_k
+        self._top_k = min(top_k, decoder.spec.vocab_size)
         self._forward = make_pass(self._states, ())
 
     # -- drafter ------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ def _open_failure(file: str, error: Exception) -> str:
     path = Path(file)
     if not path.exists():
         return f"{file}: no such file"
+    if path.is_dir():
+        return f"{file}: a directory, not a file"
     with path.open("rb") as opened:
         if opened.read(40).startswith(b"version https://git-lfs"):
             return f"{file}: a Git LFS pointer, not the weights themselves; fetch the real file"

@@ -385,3 +385,19 @@ def test_what_is_not_a_number_stays_with_its_request(tmp_path: Path, page_size: 
             harness.run()
     harness.run()
     assert set(harness.errors) == {1} and harness.workload.num_accepted > 20
+
+
+def test_who_left_amid_a_step_leaves_no_doubt(tiny: ModelFiles, tmp_path: Path) -> None:
+    """Else others would wait for ever for a step that makes their pages certain."""
+    options = {"max_running_requests": 4, "max_total_tokens": 128, "page_size": 4, "schedule_conservativeness": 0.1}
+    harness = Harness.of_model(tmp_path, drafting(device="cpu", overlap_depth=1, **options), tiny)
+    harness.add(1, [5, 6] * 4, max_tokens=60)
+    for number in (2, 3):
+        harness.add(number, [7 + number, 8 + number] * 3, max_tokens=100)
+    harness.turn(6)
+    assert harness.slots.slack.any()
+    harness.inbox.messages.append(Abort(1, 0))
+    harness.turn(2)
+    harness.run()
+    assert [len(harness.tokens[number]) for number in (2, 3)] == [100, 100]
+    assert not harness.slots.slack.any() and harness.planner.num_retractions > 0

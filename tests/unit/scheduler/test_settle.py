@@ -145,6 +145,11 @@ def test_the_width_of_trees(algorithm: SpeculativeAlgorithm, top_k: int) -> None
         assert config.eagle_topk == meant and config.draft_places == max(1, 4 * meant)
 
 
+def test_a_drafter_for_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs --speculative-algorithm"):
+        settle(EngineConfig(speculative=SpeculativeOptions(speculative_draft_model_path=str(tmp_path))))
+
+
 def test_the_default_model_has_a_drafter() -> None:
     for model in (None, "default"):
         speculative = SpeculativeOptions(speculative_algorithm="EAGLE3")

@@ -56,6 +56,10 @@ def test_layers_that_the_config_leaves_out(tmp_path: Path) -> None:
         ({"draft_vocab_size": 90}, ModelFileError, "lm_head.weight is"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 7]}}, ModelFileError, "below 2"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0]}}, ModelFileError, "fc.weight is"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 0]}}, ModelFileError, "ascending"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1]}}, ModelFileError, "ascending"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [False, True]}}, ModelFileError, "ascending"),
+        ({"architectures": [["odd"]]}, ModelFileError, "architectures"),
     ],
 )
 def test_a_config_that_does_not_fit(
@@ -77,6 +81,16 @@ def test_tensors_that_do_not_fit(decoder: Decoder, tmp_path: Path) -> None:
     )
     with pytest.raises(ModelFileError, match=r"missing: norm.weight; unknown: odd"):
         head_in(tmp_path, decoder)
+    save_file({**tensors, "d2t": tensors["d2t"].astype(np.float32)}, path)
+    with pytest.raises(ModelFileError, match=r"d2t has elements of type torch\.float32"):
+        head_in(tmp_path, decoder)
+    save_file({**tensors, "layers.0.mlp.up_proj.weight": tensors["midlayer.mlp.up_proj.weight"]}, path)
+    with pytest.raises(ModelFileError, match=r"has midlayer\.mlp\.up_proj\.weight twice"):
+        head_in(tmp_path, decoder)
     path.unlink()
+    path.mkdir()
+    with pytest.raises(ModelFileError, match="a directory, not a file"):
+        head_in(tmp_path, decoder)
+    path.rmdir()
     with pytest.raises(ModelFileError, match="no safetensors file"):
         head_in(tmp_path, decoder)
