@@ -183,12 +183,12 @@ class Spy:
 @pytest.mark.parametrize(
     ("kind", "top_k", "weights"),
     [
-        ("EAGLE3", 1, "floats"),
         ("EAGLE3", 3, "floats"),
         ("DFLASH", 1, "floats"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("EAGLE3", 1, "floats"),
                 ("EAGLE", 1, "floats"),
                 ("EAGLE2", 3, "floats"),
                 ("EAGLE3", 3, "packed"),

@@ -102,7 +102,10 @@ def spec_of(name: str, device: torch.device) -> AttentionSpec:
 
 @pytest.mark.parametrize(
     ("spec_name", "dtype"),
-    [*((name, DTYPES[-1]) for name in SPECS), ("plain", torch.float32), ("sinks", torch.float32)],
+    [
+        *((name, DTYPES[-1]) for name in SPECS),
+        *(pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in ("plain", "sinks")),
+    ],
 )
 def test_attention_of_a_token(
     spec_name: str, dtype: torch.dtype, device: torch.device, attention: FixedAttention
