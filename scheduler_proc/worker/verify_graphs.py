@@ -110,22 +110,26 @@ class VerifyGraphs:
                 way = way or self._fastest_way(size, num_drafts, capture, prepare)
                 with way():
                     for drawing in Drawing:
-                        self._graphs[size, num_drafts, drawing] = self._captured(
-                            size, num_drafts, drawing, capture, prepare
-                        )
+                        key = size, num_drafts, drawing
+                        if key not in self._graphs:
+                            self._graphs[key] = self._captured(*key, capture, prepare)
                 done += 1
         self._last = None
 
     def _fastest_way(self, size: int, num_drafts: int, capture: Capture, prepare: Callable[[int], None]) -> Way:
-        """Of launching the steps of so many rows; long ones gain nothing from other ways than the usual one."""
-        found: list[tuple[float, Way]] = []
-        for way in capture.ways if len(capture.ways) > 1 else ():
+        """Of launching the steps of so many rows, whose graph is kept; long ones gain nothing from other ways than the
+        usual one."""
+        if len(capture.ways) == 1:
+            return capture.ways[0]
+        found: list[tuple[float, Way, _Graph]] = []
+        for way in capture.ways:
             with way():
                 graph = self._captured(size, num_drafts, Drawing.GREEDY, capture, prepare)
-            found.append((capture.seconds(graph.captured, partial(prepare, size)), way))
+            found.append((capture.seconds(graph.captured, partial(prepare, size)), way, graph))
             if found[-1][0] > SHORT_S * self._decoder.spec.num_layers:
                 break
-        return min(found, key=lambda one: one[0])[1] if found else capture.ways[0]
+        _, way, self._graphs[size, num_drafts, Drawing.GREEDY] = min(found, key=lambda one: one[0])
+        return way
 
     @property
     def num_steps(self) -> int:
