@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,14 +21,11 @@ from scheduler_proc.speculative.drafter import Drafter
 from scheduler_proc.speculative.ngram import NgramDrafter
 from scheduler_proc.worker.cpu import CpuDevice, DelayedDevice
 from tests.support.matrix import Case, Reference, assert_same, cases, config, references, run_together
+from tests.support.quick import quick_first
 from tests.support.scheduler import Harness
 
 TOKENS = 24
 KINDS = ["branches", "corpus", "both"]
-
-
-def quick_first(every: list[tuple[Any, ...]], quick: set[int]) -> list[Any]:
-    return [case if n in quick else pytest.param(*case, marks=pytest.mark.slow) for n, case in enumerate(every)]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from scheduler_proc.layers.rotary import cos_sin_cache
 from scheduler_proc.speculative.dflash import DFlashSpec
+from tools.draft_training.module_parts import random_matrix, rms, rotated
 
 
 class _Layer(nn.Module):
@@ -20,7 +21,7 @@ class _Layer(nn.Module):
         hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
 
         def matrix(out_dim: int, in_dim: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(out_dim, in_dim, generator=generator) / in_dim**0.5)
+            return random_matrix(out_dim, in_dim, generator)
 
         self.q, self.k, self.v = (
             matrix(heads * dim, hidden) for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
@@ -56,7 +57,7 @@ class DFlashModule(nn.Module):
         self.spec = spec
         hidden, num_states = spec.hidden_size, len(spec.layers) * spec.hidden_size
         generator = torch.Generator().manual_seed(seed)
-        self.fc = nn.Parameter(torch.randn(hidden, num_states, generator=generator) / num_states**0.5)
+        self.fc = random_matrix(hidden, num_states, generator)
         self.hidden_norm, self.norm = nn.Parameter(torch.ones(hidden)), nn.Parameter(torch.ones(hidden))
         self.stack = nn.ModuleList(_Layer(spec, generator) for _ in range(spec.num_layers))
         self.scales: Tensor
@@ -100,7 +101,7 @@ class DFlashModule(nn.Module):
         return self._rms(x, self.norm).view(batch, blocks, size, hidden)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight, self.spec.norm_eps)
+        return rms(x, weight, self.spec.norm_eps)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[batch, heads, length, head_dim]"""
@@ -108,9 +109,7 @@ class DFlashModule(nn.Module):
 
     def _rotated(self, x: Tensor, places: Tensor) -> Tensor:
         """By places, int64 [batch, length]."""
-        cos, sin = self.cos_sin[places].unsqueeze(1).to(x.dtype).chunk(2, dim=-1)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return rotated(x, self.cos_sin[places].unsqueeze(1))
 
     def published(self) -> dict[str, Tensor]:
         """Tensors by published names."""

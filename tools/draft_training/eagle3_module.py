@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scheduler_proc.layers.rotary import cos_sin_cache
 from scheduler_proc.speculative.eagle3 import Eagle3Spec
+from tools.draft_training.module_parts import random_matrix, rms, rotated
 
 
 class Eagle3Module(nn.Module):
@@ -25,7 +26,7 @@ class Eagle3Module(nn.Module):
         generator = torch.Generator().manual_seed(seed)
 
         def matrix(out_dim: int, in_dim: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(out_dim, in_dim, generator=generator) / in_dim**0.5)
+            return random_matrix(out_dim, in_dim, generator)
 
         def ones() -> nn.Parameter:
             return nn.Parameter(torch.ones(hidden))
@@ -79,7 +80,7 @@ class Eagle3Module(nn.Module):
         return torch.cat((self._rms(embeds, self.embed_norm), self._rms(hidden, self.hidden_norm)), dim=-1)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight, self.spec.norm_eps)
+        return rms(x, weight, self.spec.norm_eps)
 
     def _keys(self, embeds: Tensor, hidden: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """[batch, heads, length, head_dim] each, heads repeated for the queries that share them."""
@@ -92,9 +93,7 @@ class Eagle3Module(nn.Module):
     def _heads(self, x: Tensor, num_heads: int, ahead: int) -> Tensor:
         """Rotated by their places: those of `ahead` and after."""
         x = x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-        cos, sin = self.cos_sin[ahead : ahead + x.shape[2]].to(x.dtype).chunk(2, dim=-1)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return rotated(x, self.cos_sin[ahead : ahead + x.shape[2]])
 
     def _attend(
         self,

@@ -11,10 +11,9 @@ import torch
 from engine.config import SpeculativeOptions
 from engine.model_files.types import ModelFiles, RopeConfig
 from scheduler_proc.speculative.dflash import DFlashSpec
-from scheduler_proc.worker.cpu import CpuDevice
 from tests.support.matrix import config
 from tests.support.scheduler import Harness
-from tests.unit.tools.training import ANSWER, answered, target_of
+from tests.unit.tools.training import ANSWER, answered, drafts_seen, target_of
 from tools.draft_training.dflash_module import DFlashModule
 from tools.draft_training.fit import Training
 from tools.draft_training.train_dflash import train, write
@@ -51,21 +50,7 @@ def test_it_computes_what_the_engine_does(model: ModelFiles, tmp_path: Path) -> 
             parameter.copy_((parameter * noise).half().float())
     write(module, target, tmp_path / "drafter")
     harness = drafting(tmp_path, model, tmp_path / "drafter")
-    assert isinstance(harness.device, CpuDevice)
-    verifier = harness.device._runner.verifier
-    assert verifier is not None
-    seen: list[tuple[int, list[int]]] = []
-    draft = verifier.drafter.draft
-
-    def spy(*arguments: object) -> object:
-        drafts = draft(*arguments)  # type: ignore[arg-type]
-        seen.append((int(harness.slots.num_known[0]), drafts.tokens[0].tolist()))
-        return drafts
-
-    verifier.drafter.draft = spy  # type: ignore[method-assign, assignment]
-    harness.add(1, text.ids[: text.prompt_len].tolist(), max_tokens=ANSWER)
-    harness.run()
-    assert harness.tokens[1] == text.ids[text.prompt_len :].tolist() and len(seen) > 10
+    seen = drafts_seen(harness, text)
     head = target.output_rows()
     for known, drafts in seen[:12]:
         states, _ = target([text.ids[:known]], module.spec.layers)

@@ -12,10 +12,9 @@ import torch
 from engine.config import SpeculativeOptions
 from engine.model_files.types import ModelFiles, RopeConfig
 from scheduler_proc.speculative.eagle3 import Eagle3Spec
-from scheduler_proc.worker.cpu import CpuDevice
 from tests.support.matrix import config
 from tests.support.scheduler import Harness
-from tests.unit.tools.training import ANSWER, answered, target_of
+from tests.unit.tools.training import ANSWER, answered, drafts_seen, target_of
 from tools.draft_training.eagle3_module import Eagle3Module
 from tools.draft_training.fit import Text, Training, draft_vocabulary
 from tools.draft_training.train_eagle3 import train, write
@@ -48,21 +47,7 @@ def test_it_computes_what_the_engine_does(model: ModelFiles, tmp_path: Path) -> 
             parameter.copy_(parameter.half().float())
     write(module, vocabulary, target, tmp_path / "head")
     harness = drafting(tmp_path, model, tmp_path / "head")
-    assert isinstance(harness.device, CpuDevice)
-    verifier = harness.device._runner.verifier
-    assert verifier is not None
-    seen: list[tuple[int, list[int]]] = []
-    draft = verifier.drafter.draft
-
-    def spy(*arguments: object) -> object:
-        drafts = draft(*arguments)  # type: ignore[arg-type]
-        seen.append((int(harness.slots.num_known[0]), drafts.tokens[0].tolist()))
-        return drafts
-
-    verifier.drafter.draft = spy  # type: ignore[method-assign, assignment]
-    harness.add(1, text.ids[: text.prompt_len].tolist(), max_tokens=ANSWER)
-    harness.run()
-    assert harness.tokens[1] == text.ids[text.prompt_len :].tolist() and len(seen) > 10
+    seen = drafts_seen(harness, text)
     kept = torch.from_numpy(vocabulary)
     for known, drafts in seen[:12]:
         ids = np.concatenate((text.ids[:known], np.array(drafts, np.int32)))

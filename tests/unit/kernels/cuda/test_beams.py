@@ -7,14 +7,11 @@ import torch
 
 from kernels import beams as reference
 from kernels.cuda import beams
+from tests.support.quick import quick_first
 from tests.unit.kernels.beam_cases import Growth
 
-QUICK = (3, 7, 12, 19)
 
-
-@pytest.mark.parametrize(
-    "seed", [seed if seed in QUICK else pytest.param(seed, marks=pytest.mark.slow) for seed in range(20)]
-)
+@pytest.mark.parametrize(("seed",), quick_first(((seed,) for seed in range(20)), (3, 7, 12, 19)))
 def test_trees(seed: int, device: torch.device) -> None:
     growth = Growth(seed, device)
     one, frontiers, drafts = growth.grown(beams)
