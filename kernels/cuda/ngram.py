@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.speculative import match_lengths
 from kernels.ngram import MULTIPLIER, NgramCorpus, NgramSearch, TreeShape
 from kernels.speculative import Drafts
 
@@ -166,13 +167,7 @@ def tree_rows(
         best = tl.full([BLOCK], -1, tl.int64)
         for first in range(0, last, BLOCK):
             place = first + tl.arange(0, BLOCK)
-            matches = place < last
-            length = tl.zeros([BLOCK], tl.int32)
-            for back in tl.static_range(MOST):
-                token = tl.load(text + last - back, mask=last >= back, other=-1)
-                there = tl.load(text + place - back, mask=matches & (place >= back), other=-2)
-                matches = matches & (there == token) & (place >= back)
-                length += matches.to(tl.int32)
+            length = match_lengths(text, place, last, MOST=MOST, BLOCK=BLOCK)
             counts = (length >= least) & (place < last)
             for earlier in range(branch):
                 at = tl.sum(tl.where(way == earlier, places, 0))

@@ -411,6 +411,19 @@ def append_rows(
     tl.store(texts + slot * text_stride + place, token, mask=mask)
 
 
+@triton.jit
+def match_lengths(text, place, last, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """How many of a text's last tokens, MOST at most, are also those up to each place before its last one; int32."""
+    matches = place < last
+    length = tl.zeros([BLOCK], tl.int32)
+    for back in tl.static_range(MOST):
+        token = tl.load(text + last - back, mask=last >= back, other=-1)
+        there = tl.load(text + place - back, mask=matches & (place >= back), other=-2)
+        matches = matches & (there == token) & (place >= back)
+        length += matches.to(tl.int32)
+    return length
+
+
 @triton.jit(do_not_specialize=["num_drafts", "least", "last_place", "text_stride"])
 def match_rows(
     texts,
@@ -433,13 +446,7 @@ def match_rows(
     best = tl.full([BLOCK], -1, tl.int64)
     for first in range(0, last, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        matches = place < last
-        length = tl.zeros([BLOCK], tl.int32)
-        for back in tl.static_range(MOST):
-            token = tl.load(text + last - back, mask=last >= back, other=-1)
-            there = tl.load(text + place - back, mask=matches & (place >= back), other=-2)
-            matches = matches & (there == token) & (place >= back)
-            length += matches.to(tl.int32)
+        length = match_lengths(text, place, last, MOST=MOST, BLOCK=BLOCK)
         score = (length.to(tl.int64) << 32) + place
         best = tl.maximum(best, tl.where((length >= least) & (place < last), score, -1))
     found = tl.max(best)
